@@ -1,0 +1,103 @@
+"""What every test stands on: both event loops, watches for a blocked loop, and a count of compiles.
+
+An async test runs on asyncio, on asyncio with eager tasks (Python 3.12), on uvloop where it is installed, and on trio.
+jax is told its platform before anything imports it, and its persistent cache is off: it would hide compiles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# An own locale is not at hand everywhere, and onnxruntime's StringNormalizer insists on one.
+os.environ.setdefault("LC_ALL", "C.UTF-8")
+
+import pytest
+import trio
+
+try:
+    from blockbuster import BlockBuster
+except ImportError:  # not on every implementation
+    BlockBuster = None
+
+STEP_LIMIT = 2.0
+"""Seconds that one step of a trio task may take. Generous: two test processes share two cores, and oracles run in tests."""
+
+
+class StepWatch(trio.abc.Instrument):
+    """Keeps the longest step of any trio task since the last `reset`."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.longest = 0.0
+        self.where = ""
+        self._began = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began = time.perf_counter()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        seconds = time.perf_counter() - self._began
+        if seconds > self.longest:
+            self.longest, self.where = seconds, task.name
+
+
+STEPS = StepWatch()
+
+
+def eager_loop() -> asyncio.AbstractEventLoop:
+    """A loop whose tasks run at once until their first wait."""
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+    return loop
+
+
+def backends() -> list[Any]:
+    """The event loops of this machine, as parameters of `anyio_backend`."""
+    found: list[Any] = [pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio")]
+    if sys.version_info >= (3, 12):
+        found.append(pytest.param(("asyncio", {"loop_factory": eager_loop}), id="asyncio-eager"))
+    try:
+        import uvloop
+    except ImportError:
+        pass
+    else:
+        found.append(pytest.param(("asyncio", {"loop_factory": uvloop.new_event_loop}), id="uvloop"))
+    found.append(pytest.param(("trio", {"instruments": [STEPS]}), id="trio"))
+    return found
+
+
+@pytest.fixture(params=backends(), scope="module")
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test in which our code blocks the event loop: blockbuster on asyncio, the step watch on trio."""
+    if "anyio_backend" not in request.fixturenames or request.node.get_closest_marker("may_block"):
+        yield
+        return
+    name, _ = request.getfixturevalue("anyio_backend")
+    with ExitStack() as stack:
+        if name == "asyncio" and BlockBuster is not None:
+            watch = BlockBuster(scanned_modules=["transmuter_async"])
+            watch.activate()
+            stack.callback(watch.deactivate)
+        STEPS.reset()
+        yield
+    if name == "trio":
+        marker = request.node.get_closest_marker("step_limit")
+        limit = marker.args[0] if marker else STEP_LIMIT
+        if STEPS.longest > limit:
+            pytest.fail(f"a step of the trio task {STEPS.where!r} took {STEPS.longest:.3f} s, the limit is {limit} s")
