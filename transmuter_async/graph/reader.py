@@ -1,0 +1,404 @@
+"""A model file, bytes or ModelProto -> `Model`. The only module that imports protobuf (`onnx`).
+
+In this order: what kind of bytes these are (`sniff`), large tensors cut out by walking the wire format (`wire`), the rest
+parsed by protobuf, protos decoded (`decode`, `tensors`, `external`), then sorted and expanded (`functions`). All of it is
+synchronous and runs in a worker thread.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+import onnx.defs
+import onnx.helper
+import onnx.numpy_helper
+import onnx.shape_inference
+from google.protobuf.message import DecodeError
+
+from ..errors import InvalidModel
+from .budget import Budget
+from .decode import Decoder, RawFunction, RawGraph, normal_domain
+from .dtypes import element_type_of
+from .external import ExternalFiles, links_of
+from .functions import Expander
+from .model import Graph, MapType, Model, Node, OptionalType, SequenceType, SparseTensor, TensorType, Type, Value
+from .sniff import SNIFFED_BYTES, explain_foreign
+from .storage import BufferStorage, FileStorage, Storage
+from .tensors import TensorReader
+from .wire import MARKER_BYTES, Odd, Stripped, Truncated, strip
+
+__all__ = ["Observe", "read_model"]
+
+Observe = Callable[[str, Mapping[str, object]], None]
+"""Called in the worker thread with a fact and its values: "read" (`bytes`, `cut_bytes`, `tensors`), "expanded" (`functions`),
+"warning" (`text`)."""
+
+
+def read_model(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto,
+    *,
+    known: Callable[[str, str, int], bool],
+    allowed_links: Iterable[str] = frozenset(),
+    base_dir: str | os.PathLike[str] | None = None,
+    observe: Observe | None = None,
+    budget: Budget | None = None,
+) -> Model:
+    """Reads a model.
+
+    Args:
+        source: A path, the bytes of a file, an open binary file (read from where it stands), or a ModelProto.
+        known: Tells whether an operator (domain, name, opset) has a definition; others are expanded where the standard
+            gives them a function body.
+        allowed_links: Paths of external data that may be links: those that the Hub client returned for this load.
+        base_dir: Folder of external data; that of the file where a path is given.
+        observe: See `Observe`.
+        budget: Limits, the defaults of `Budget` where None.
+
+    Returns:
+        The frozen model. Its arrays are read-only and share nothing with the source.
+
+    Raises:
+        InvalidModel: These are not the bytes of a usable model; the text says what they are instead and what to do.
+        TypeError: The source is of another type.
+    """
+    limits = budget or Budget()
+    tell: Observe = observe or _ignore
+    with ExitStack() as stack:
+        name: str | None = None
+        storage: Storage | None = None
+        folder = None if base_dir is None else os.fspath(base_dir)
+        if isinstance(source, (str, os.PathLike)):
+            name = os.fspath(source)
+            if not isinstance(name, str):
+                raise TypeError(f"a path must be text, not {type(name).__name__}")
+            storage = stack.enter_context(_open(name))
+            folder = os.path.dirname(os.path.abspath(name)) if folder is None else folder
+        elif isinstance(source, (bytes, bytearray, memoryview)):
+            storage = BufferStorage(source)
+        elif not isinstance(source, onnx.ModelProto):
+            storage = _storage_of_file(source)
+        external = stack.enter_context(closing(ExternalFiles(folder, links_of(allowed_links), name)))
+        try:
+            return _read(source, storage, external, name, known, limits, tell)
+        except RecursionError as error:
+            raise InvalidModel("it is nested too deeply", source=name) from error
+        except MemoryError as error:
+            raise InvalidModel("it does not fit into memory", source=name) from error
+
+
+def _ignore(fact: str, values: Mapping[str, object]) -> None:
+    """Nobody listens."""
+
+
+def _read(
+    source: object,
+    storage: Storage | None,
+    external: ExternalFiles,
+    name: str | None,
+    known: Callable[[str, str, int], bool],
+    budget: Budget,
+    tell: Observe,
+) -> Model:
+    stripped = None
+    if storage is None:
+        assert isinstance(source, onnx.ModelProto)
+        proto = source
+    else:
+        proto, stripped = _parse(storage, budget, name, tell)
+    if not proto.HasField("graph") or not proto.HasField("ir_version"):
+        lacks = "graph" if proto.HasField("ir_version") else "IR version"
+        raise InvalidModel(
+            f"this is no ONNX model: it has no {lacks}. If it is another protobuf file (a checkpoint, a tokenizer, a "
+            "TensorFlow graph), export the model to ONNX.",
+            source=name,
+        )
+    tensors = TensorReader(storage, stripped, external, budget, name)
+    decoder = Decoder(tensors, budget, name)
+    opsets = decoder.opsets(proto.opset_import, "the model")
+    if not opsets and proto.ir_version < 3:
+        opsets = {"": 1}  # before IR version 3 there was one opset
+    if proto.ir_version > onnx.IR_VERSION:
+        tell("warning", {"text": f"IR version {proto.ir_version} is newer than the installed onnx ({onnx.IR_VERSION})"})
+    raw = decoder.graph(proto.graph)
+    functions = {
+        (normal_domain(decoder.text(item.domain)), decoder.text(item.name), decoder.text(item.overload)): cache(
+            lambda item=item: decoder.function(item)
+        )
+        for item in proto.functions
+    }
+    if len(functions) < len(proto.functions):
+        raise InvalidModel("it defines a function twice (same domain, name and overload)", source=name)
+
+    def expand(standard: _Standard) -> tuple[Graph, int]:
+        expander = Expander(functions, standard, known, opsets, proto.ir_version, budget, name)
+        return expander.run(raw), expander.expanded
+
+    plain = _Standard(decoder, None)
+    graph, expanded = expand(plain)
+    if plain.wanted_types:
+        graph, expanded = expand(_Standard(decoder, raw.types))
+    if storage is not None:
+        storage.check_unchanged()
+        cuts = stripped.cuts if stripped is not None else ()
+        tell(
+            "read",
+            {"bytes": storage.size, "cut_bytes": sum(cut.stop - cut.start for cut in cuts), "tensors": len(raw.initializers)},
+        )
+    external.check_unchanged()
+    tell("expanded", {"functions": expanded})
+    return Model(
+        graph=graph,
+        opsets=opsets,
+        node_count=len(raw.nodes),
+        ir_version=int(proto.ir_version),
+        source=name,
+        producer=f"{decoder.text(proto.producer_name)} {decoder.text(proto.producer_version)}".strip(),
+        metadata={decoder.text(entry.key): decoder.text(entry.value) for entry in proto.metadata_props},
+        known=known,
+        newest=_newest(),
+    )
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open(name: str) -> Iterator[FileStorage]:
+    """The regular file at a path. A link is followed: the path is the caller's own."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(name, flags)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        hint = "Write hf://owner/repository/file for a file on the Hub." if not os.path.isabs(name) else "Check the path."
+        raise InvalidModel(f"there is no such file. {hint}", source=name) from error
+    except (OSError, ValueError) as error:
+        hint = _folder_hint(name) if os.path.isdir(name) else f"it can't be opened: {error}"
+        raise InvalidModel(hint, source=name) from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise InvalidModel(_folder_hint(name), source=name)
+        if not stat.S_ISREG(mode):
+            raise InvalidModel("this is not a regular file. Copy the model into a file first.", source=name)
+        yield FileStorage(descriptor, name)
+    finally:
+        os.close(descriptor)
+
+
+def _folder_hint(name: str) -> str:
+    files = sorted(str(path.relative_to(name)) for pattern in ("*.onnx", "*/*.onnx") for path in Path(name).glob(pattern))
+    found = f"It holds {', '.join(files[:5])}; give one of these." if files else "It holds no .onnx file."
+    return f"this is a folder, not a model file. {found}"
+
+
+def _storage_of_file(source: Any) -> Storage:
+    """An open binary file: read in place where it is a regular file, else read whole."""
+    read = getattr(source, "read", None)
+    if read is None:
+        raise TypeError(
+            f"a model is read from a path, bytes, an open binary file or an onnx.ModelProto, not {type(source).__name__}"
+        )
+    try:
+        descriptor, origin = source.fileno(), source.tell()
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and isinstance(read(0), bytes):
+            return FileStorage(descriptor, str(getattr(source, "name", "the file")), origin)
+    except (AttributeError, OSError, ValueError):
+        pass  # not backed by a descriptor: BytesIO, a socket's file, an archive member
+    data = read()
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"the file gave {type(data).__name__}; open it in binary mode")
+    return BufferStorage(data)
+
+
+def _parse(
+    storage: Storage, budget: Budget, name: str | None, tell: Observe
+) -> tuple[onnx.ModelProto, Stripped | None]:
+    foreign = explain_foreign(storage.read(0, min(storage.size, SNIFFED_BYTES)), storage.size)
+    if foreign is not None:
+        raise InvalidModel(foreign, source=name)
+    stripped = None
+    try:
+        stripped = strip(storage, os.urandom(MARKER_BYTES), most=budget.rest_bytes)
+    except Truncated as error:
+        raise InvalidModel(_incomplete(storage.size, str(error)), source=name) from error
+    except Odd as error:
+        if storage.size > budget.rest_bytes:
+            raise InvalidModel(
+                f"{error}, so it has to be parsed in one go, and {storage.size} bytes are more than the budget of "
+                f"{budget.rest_bytes} for that. Store large tensors as raw data or external data.",
+                source=name,
+            ) from error
+        tell("warning", {"text": f"parsed in one go: {error}"})
+    try:
+        rest = storage.read(0, storage.size) if stripped is None else stripped.rest
+        return onnx.ModelProto.FromString(rest), stripped
+    except DecodeError as error:
+        raise InvalidModel(_incomplete(storage.size, str(error)), source=name) from error
+
+
+def _incomplete(size: int, why: str) -> str:
+    return (
+        f"these {size} bytes are not a whole ONNX model ({why}). A download that was cut short looks like this: compare "
+        "the size with the original and fetch it again."
+    )
+
+
+# -- the standard --------------------------------------------------------------------------------------------------
+
+
+def _newest() -> dict[str, int]:
+    """The newest version of each domain that the installed onnx defines."""
+    newest: dict[str, int] = {}
+    for schema in _schemas():
+        newest[schema.domain] = max(newest.get(schema.domain, 0), schema.since_version)
+    newest[""] = max(newest.get("", 0), onnx.defs.onnx_opset_version())
+    return newest
+
+
+@cache
+def _schemas() -> tuple[Any, ...]:
+    return tuple(onnx.defs.get_all_schemas_with_history())
+
+
+@cache
+def _schema(domain: str, name: str, opset: int) -> Any:
+    """The schema that counts for an opset, None where the standard has none."""
+    try:
+        return onnx.defs.get_schema(name, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+class _Standard:
+    """See `functions.Standard`. Types are followed only when `hints` is given: few models need them.
+
+    Attributes:
+        wanted_types: A body was not given because the types of the inputs were not followed.
+    """
+
+    def __init__(self, decoder: Decoder, hints: Mapping[str, Type] | None) -> None:
+        self._decoder = decoder
+        self._hints = hints
+        self._types: dict[str, Any] = {}
+        self._graphs: dict[str, RawGraph] = {}
+        self.wanted_types = False
+
+    def body(self, node: Node, graphs: Mapping[str, RawGraph]) -> RawFunction | None:
+        """The function body of an operator for this very node, None where it has none or its input types are unknown."""
+        schema = _schema(node.domain, node.op_type, node.opset)
+        if schema is None:
+            return None
+        versions = [version for version in schema.function_opset_versions if version <= node.opset]
+        if versions:
+            return self._decode(schema.get_function_with_opset_version(max(versions)))
+        versions = [version for version in schema.context_dependent_function_opset_versions if version <= node.opset]
+        if not versions:
+            return None
+        if self._hints is None:
+            self.wanted_types = True
+            return None
+        types = [self._types.get(name) if name else onnx.TypeProto() for name in node.inputs]
+        proto = _node_proto(node, graphs)
+        if proto is None or any(item is None for item in types):
+            return None
+        found = schema.get_context_dependent_function_with_opset_version(
+            max(versions),
+            proto.SerializeToString(),
+            [item.SerializeToString() for item in types if item is not None],
+        )
+        return self._decode(found) if found else None
+
+    def _decode(self, data: Any) -> RawFunction:
+        proto = data if isinstance(data, onnx.FunctionProto) else onnx.FunctionProto.FromString(data)
+        return self._decoder.function(proto)
+
+    def declare(self, values: Iterable[Value], initializers: Mapping[str, np.ndarray]) -> None:
+        """Notes the types of names that are about to be used."""
+        if self._hints is None:
+            return
+        for value in values:
+            self._note(value.name, value.type)
+        for name, array in initializers.items():
+            self._note(name, TensorType(array.dtype, array.shape))
+
+    def _note(self, name: str, declared: Type | None) -> None:
+        proto = None if declared is None else _type_proto(declared)
+        if proto is None:
+            self._types.pop(name, None)
+        else:
+            self._types[name] = proto
+
+    def infer(self, node: Node) -> None:
+        """Notes the types of the node's outputs, as far as they follow from its inputs or are declared."""
+        if self._hints is None:
+            return
+        found: dict[str, Any] = {}
+        schema = _schema(node.domain, node.op_type, node.opset)
+        proto = None if schema is None else _node_proto(node, {})
+        inputs = {name: self._types.get(name) for name in node.inputs if name}
+        if schema is not None and proto is not None and None not in inputs.values():
+            try:
+                found = onnx.shape_inference.infer_node_outputs(
+                    schema, proto, inputs, opset_imports=[onnx.helper.make_opsetid(node.domain, node.opset)]
+                )
+            except Exception:  # noqa: BLE001 - the C++ side raises several kinds; without types the node stays as it is
+                found = {}
+        for name in node.outputs:
+            inferred = found.get(name)
+            if inferred is not None and inferred.WhichOneof("value"):
+                self._types[name] = inferred
+            elif name:
+                self._note(name, self._hints.get(name))
+
+
+def _type_proto(declared: Type) -> Any:
+    """A TypeProto, None where the element type is not known."""
+    if isinstance(declared, TensorType):
+        if declared.dtype is None:
+            return None
+        return onnx.helper.make_tensor_type_proto(element_type_of(declared.dtype), declared.shape)
+    if isinstance(declared, MapType):
+        inner = _type_proto(declared.value)
+        return None if inner is None else onnx.helper.make_map_type_proto(element_type_of(declared.key), inner)
+    inner = _type_proto(declared.element)
+    if inner is None:
+        return None
+    if isinstance(declared, SequenceType):
+        return onnx.helper.make_sequence_type_proto(inner)
+    assert isinstance(declared, OptionalType)
+    return onnx.helper.make_optional_type_proto(inner)
+
+
+def _node_proto(node: Node, graphs: Mapping[str, RawGraph]) -> Any:
+    """A NodeProto of the node, None where an attribute can't be turned back (a graph that is not among `graphs`)."""
+    proto = onnx.helper.make_node(node.op_type, node.inputs, node.outputs, node.name, domain=node.domain)
+    for name, value in node.attributes.items():
+        if isinstance(value, Graph):
+            if name not in graphs:
+                return None
+            proto.attribute.append(onnx.helper.make_attribute(name, graphs[name].proto))
+        elif isinstance(value, np.ndarray):
+            proto.attribute.append(onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value)))
+        elif isinstance(value, tuple):
+            if not all(isinstance(item, (int, float, str, bytes)) for item in value):
+                return None
+            kind = None if value else onnx.AttributeProto.INTS
+            proto.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))
+        elif isinstance(value, (TensorType, SequenceType, OptionalType, MapType)):
+            inner = _type_proto(value)
+            if inner is None:
+                return None
+            proto.attribute.append(onnx.helper.make_attribute(name, inner))
+        elif isinstance(value, SparseTensor):
+            return None
+        else:
+            proto.attribute.append(onnx.helper.make_attribute(name, value))
+    return proto
