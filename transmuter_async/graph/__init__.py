@@ -22,17 +22,24 @@ from .model import (
     Type,
     Value,
 )
+from .passes import PASSES, constants_to_initializers, deduplicate, is_random, prune, remove_identity, simplify
 from .reader import Observe, read_model
+from .report import DynamicDimension, OperatorUse, Report, describe_type
+from .storage import aligned_empty, freeze
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - plain order, as in every layer
     "Budget",
     "Dimension",
+    "DynamicDimension",
     "Graph",
     "MapType",
     "Model",
     "Node",
     "Observe",
+    "OperatorUse",
     "OptionalType",
+    "PASSES",
+    "Report",
     "STRING",
     "SequenceType",
     "Source",
@@ -40,9 +47,18 @@ __all__ = [
     "TensorType",
     "Type",
     "Value",
+    "aligned_empty",
+    "constants_to_initializers",
+    "deduplicate",
+    "describe_type",
     "dtype_of",
     "element_type_of",
+    "freeze",
+    "is_random",
     "onnx_name",
     "parse_dtype",
+    "prune",
     "read_model",
+    "remove_identity",
+    "simplify",
 ]

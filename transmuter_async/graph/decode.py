@@ -210,7 +210,8 @@ class Decoder:
 
     def attribute(self, proto: Any, what: str, depth: int) -> object:
         """The value of an AttributeProto: int, float, str (bytes if not UTF-8), array, graph, type, sparse tensor,
-        a tuple of these, or a `Reference`. An empty list is told by the attribute's type."""
+        a tuple of these, or a `Reference`. An empty list is told by the attribute's type.
+        """
         reference = self.text(proto.ref_attr_name)
         if reference:
             return Reference(reference)

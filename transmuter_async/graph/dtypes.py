@@ -78,7 +78,7 @@ def parse_dtype(dtype: object) -> np.dtype:
     if isinstance(dtype, str) and dtype in _BY_NAME:
         return _BY_NAME[dtype]
     try:
-        found = np.dtype(dtype)  # type: ignore[call-overload]
+        found: np.dtype = np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError as error:
         raise TypeError(f"{dtype!r} is no dtype; known are {', '.join(sorted(_BY_NAME))}") from error
     if found.kind in "US":

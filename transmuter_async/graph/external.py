@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from ..errors import InvalidModel
 from .storage import FileStorage
 
-__all__ = ["ExternalFiles", "parse_entries"]
+__all__ = ["ExternalFiles", "absolute", "links_of", "parse_entries"]
 
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 
@@ -86,7 +87,7 @@ class ExternalFiles:
                 source=self._source,
             )
         parts = self._parts(tensor, location)
-        path = os.path.join(os.path.abspath(self._folder), *parts)
+        path = str(Path(absolute(self._folder), *parts))
         try:
             descriptor = self._descriptor(tensor, location, path, parts)
         except FileNotFoundError as error:
@@ -120,7 +121,7 @@ class ExternalFiles:
             descriptor = os.open(path, flags)
         else:
             self._refuse_links(tensor, location, parts)
-            descriptor = _open_beneath(os.path.abspath(self._folder or "."), parts, flags)
+            descriptor = _open_beneath(absolute(self._folder or "."), parts, flags)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise InvalidModel(
@@ -130,10 +131,10 @@ class ExternalFiles:
 
     def _refuse_links(self, tensor: str, location: str, parts: tuple[str, ...]) -> None:
         """A readable error for a link; opening without following is what really keeps it out."""
-        step = os.path.abspath(self._folder or ".")
+        step = Path(absolute(self._folder or "."))
         for part in parts:
-            step = os.path.join(step, part)
-            if stat.S_ISLNK(os.lstat(step).st_mode):
+            step /= part
+            if step.is_symlink():
                 raise InvalidModel(
                     f"tensor {tensor!r} lies in {location!r}, and {step} is a link. Only regular files inside of the "
                     "model's folder are read. Copy the file there, or load the model from the Hub by its hf:// name.",
@@ -157,7 +158,7 @@ def _open_beneath(folder: str, parts: tuple[str, ...], flags: int) -> int:
     """Opens a file below `folder` without following a link on the way, where the system can do that."""
     no_follow = getattr(os, "O_NOFOLLOW", 0)
     if not no_follow or os.open not in os.supports_dir_fd:
-        return os.open(os.path.join(folder, *parts), flags)
+        return os.open(Path(folder, *parts), flags)
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
@@ -169,6 +170,11 @@ def _open_beneath(folder: str, parts: tuple[str, ...], flags: int) -> int:
         os.close(here)
 
 
-def links_of(paths: Mapping[str, str] | Iterable[str]) -> frozenset[str]:
+def absolute(path: str) -> str:
+    """An absolute spelling of a path. Links are not resolved: whether there are any is the question."""
+    return os.path.abspath(path)  # noqa: PTH100 - Path.resolve() would follow them
+
+
+def links_of(paths: Iterable[str]) -> frozenset[str]:
     """Absolute spellings of the paths that may be links."""
-    return frozenset(os.path.abspath(path) for path in paths)
+    return frozenset(absolute(path) for path in paths)

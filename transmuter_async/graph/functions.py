@@ -354,7 +354,8 @@ class Expander:
         self, body: RawFunction, what: str, call: Node, parent: _Scope | None, depth: int, out: list[Node]
     ) -> None:
         """Puts the nodes of a function body where its call was. An attribute that the call does not give and that has
-        no default is left out of the nodes that refer to it."""
+        no default is left out of the nodes that refer to it.
+        """
         self._spend()
         if depth > self._budget.nesting:
             raise self._bad(f"functions are nested more than {self._budget.nesting} deep")
@@ -394,7 +395,7 @@ class Expander:
 
 
 def _has_graph(value: object) -> bool:
-    return isinstance(value, Graph) or isinstance(value, tuple) and any(isinstance(item, Graph) for item in value)
+    return isinstance(value, Graph) or (isinstance(value, tuple) and any(isinstance(item, Graph) for item in value))
 
 
 def _collect_names(raw: RawGraph, found: set[str]) -> None:

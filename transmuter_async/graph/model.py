@@ -13,8 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .report import Report
 
 __all__ = [
     "Dimension",
@@ -105,8 +109,9 @@ class Node:
         outputs: Names, `""` where an output is not wanted.
         attributes: Python values: int, float, str, numpy array, `Graph`, `Type`, or a tuple of these.
         name: As in the file, or the first named output where the file has none.
-        path: Index in the sorted graph of the file, then in each function body or subgraph on the way down. The first
-            entry is the *position* of the events and of `explain`.
+        path: Index in the sorted graph of the file, then in each function body or subgraph on the way down; where a node
+            has several subgraphs the numbers run on, so paths are unique. The first entry is the *position* of the
+            events and of `explain`.
         opset: Version of `domain` that decides the operator's meaning.
     """
 
@@ -143,9 +148,10 @@ class Graph:
     """A graph or subgraph.
 
     Attributes:
-        inputs: Declared inputs, less those that are plain initializers.
+        inputs: Declared inputs, less those that are initializers as well.
         initializers: Weights and constants by name.
         overridable: Names of `initializers` that are inputs as well (IR version 4 and above): a call may replace them.
+            Their declared types are in `types`.
         types: Declared types of intermediate values. Hints only: a file may lie about them.
     """
 
@@ -218,3 +224,18 @@ class Model:
     def opset(self) -> int:
         """Version of the standard domain, 0 where the model does not import it."""
         return self.opsets.get("", 0)
+
+    def check(self, *, unchanged: Callable[[str, str, int], bool] | None = None) -> Report:
+        """The pre-flight report: every missing operator at once, open dimensions, operators with counts, memory.
+
+        Args:
+            unchanged: See `Report.unvouched`.
+        """
+        from .report import check_model  # it needs the values of this file
+
+        return check_model(self, unchanged)
+
+    def __str__(self) -> str:
+        from .report import describe
+
+        return describe(self)

@@ -27,7 +27,7 @@ from ..errors import InvalidModel
 from .budget import Budget
 from .decode import Decoder, RawFunction, RawGraph, normal_domain
 from .dtypes import element_type_of
-from .external import ExternalFiles, links_of
+from .external import ExternalFiles, absolute, links_of
 from .functions import Expander
 from .model import Graph, MapType, Model, Node, OptionalType, SequenceType, SparseTensor, TensorType, Type, Value
 from .sniff import SNIFFED_BYTES, explain_foreign
@@ -80,7 +80,7 @@ def read_model(
             if not isinstance(name, str):
                 raise TypeError(f"a path must be text, not {type(name).__name__}")
             storage = stack.enter_context(_open(name))
-            folder = os.path.dirname(os.path.abspath(name)) if folder is None else folder
+            folder = str(Path(absolute(name)).parent) if folder is None else folder
         elif isinstance(source, (bytes, bytearray, memoryview)):
             storage = BufferStorage(source)
         elif not isinstance(source, onnx.ModelProto):
@@ -177,10 +177,10 @@ def _open(name: str) -> Iterator[FileStorage]:
     try:
         descriptor = os.open(name, flags)
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Write hf://owner/repository/file for a file on the Hub." if not os.path.isabs(name) else "Check the path."
+        hint = "Write hf://owner/repository/file for a file on the Hub." if not Path(name).is_absolute() else "Check the path."
         raise InvalidModel(f"there is no such file. {hint}", source=name) from error
     except (OSError, ValueError) as error:
-        hint = _folder_hint(name) if os.path.isdir(name) else f"it can't be opened: {error}"
+        hint = _folder_hint(name) if _is_folder(name) else f"it can't be opened: {error}"
         raise InvalidModel(hint, source=name) from error
     try:
         mode = os.fstat(descriptor).st_mode
@@ -191,6 +191,13 @@ def _open(name: str) -> Iterator[FileStorage]:
         yield FileStorage(descriptor, name)
     finally:
         os.close(descriptor)
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _folder_hint(name: str) -> str:
@@ -343,13 +350,13 @@ class _Standard:
         found: dict[str, Any] = {}
         schema = _schema(node.domain, node.op_type, node.opset)
         proto = None if schema is None else _node_proto(node, {})
-        inputs = {name: self._types.get(name) for name in node.inputs if name}
-        if schema is not None and proto is not None and None not in inputs.values():
+        inputs = {name: self._types[name] for name in node.inputs if name in self._types}
+        if schema is not None and proto is not None and all(name in inputs for name in node.inputs if name):
             try:
                 found = onnx.shape_inference.infer_node_outputs(
                     schema, proto, inputs, opset_imports=[onnx.helper.make_opsetid(node.domain, node.opset)]
                 )
-            except Exception:  # noqa: BLE001 - the C++ side raises several kinds; without types the node stays as it is
+            except Exception:  # the C++ side raises several kinds; without types the node stays as it is
                 found = {}
         for name in node.outputs:
             inferred = found.get(name)

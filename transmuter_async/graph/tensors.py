@@ -96,6 +96,7 @@ class TensorReader:
         """The array of a TensorProto: read-only, 64-byte aligned, C-contiguous.
 
         Args:
+            proto: The TensorProto.
             what: Name for errors where the tensor has none.
 
         Raises:
@@ -208,7 +209,7 @@ class TensorReader:
             return out
         view = out.view(np.uint8)
         if length:
-            storage.read_into(start, memoryview(view))
+            storage.read_into(start, view.data)
         if number == 9:
             # numpy takes any non-zero byte for true, but its own loops rely on 0 and 1
             np.not_equal(view, 0, out=out)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from .storage import Storage
 
-__all__ = ["Cut", "MARKER_BYTES", "Odd", "Stripped", "Truncated", "strip"]
+__all__ = ["MARKER_BYTES", "Cut", "Odd", "Stripped", "Truncated", "strip"]
 
 SMALLEST_CUT = 4096
 MARKER_BYTES = 16

@@ -1,0 +1,115 @@
+"""What the tests of the graph layer build models with, and how they turn a read graph back into one that others can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from transmuter_async.graph import Graph, Model, Node, SparseTensor, TensorType, element_type_of, read_model
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def everything(domain: str, name: str, opset: int) -> bool:
+    """A `known` for which nothing needs to be expanded."""
+    return True
+
+
+def nothing(domain: str, name: str, opset: int) -> bool:
+    """A `known` for which all that has a body is expanded."""
+    return False
+
+
+def value(name: str, shape: Any = ("N",), kind: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[Any] = ("x",),  # type: ignore[assignment]
+    outputs: list[Any] = ("y",),  # type: ignore[assignment]
+    initializers: list[onnx.TensorProto] = (),  # type: ignore[assignment]
+    *,
+    opset: int = 17,
+    ir: int = 8,
+    functions: list[onnx.FunctionProto] = (),  # type: ignore[assignment]
+    imports: dict[str, int] | None = None,
+    **more: Any,
+) -> onnx.ModelProto:
+    """A model; inputs and outputs given by name alone are float vectors."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value(item) if isinstance(item, str) else item for item in inputs],
+        [value(item) if isinstance(item, str) else item for item in outputs],
+        list(initializers),
+        **more,
+    )
+    opsets = {"": opset, **(imports or {})}
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid(domain, version) for domain, version in opsets.items()],
+        functions=list(functions),
+        ir_version=ir,
+    )
+
+
+def read(proto: onnx.ModelProto | bytes, known: Any = everything, **options: Any) -> Model:
+    """Reads by the wire, as from a file."""
+    return read_model(proto if isinstance(proto, bytes) else proto.SerializeToString(), known=known, **options)
+
+
+def with_initializer(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    return model([helper.make_node("Identity", ["x"], ["y"])], initializers=[tensor], ir=11)
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Equal in dtype, shape and bytes."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool((one == other).all()) if one.dtype == object else one.tobytes() == other.tobytes()
+
+
+def to_proto(read_in: Model) -> onnx.ModelProto:
+    """A model file of what was read, so that somebody else can run it."""
+    opsets: dict[str, int] = {}
+    for node in read_in.graph.walk():
+        assert opsets.setdefault(node.domain, node.opset) == node.opset, "one file has one version per domain"
+    graph = _graph(read_in.graph)
+    imports = {"": 17, **read_in.opsets, **opsets}
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid(domain, version) for domain, version in imports.items()], ir_version=10
+    )
+
+
+def _graph(graph: Graph) -> onnx.GraphProto:
+    tensors = [numpy_helper.from_array(array, name) for name, array in graph.initializers.items()]
+    nodes = [_node(node) for node in graph.nodes]
+    inputs = [_value(item) for item in graph.inputs]
+    return helper.make_graph(nodes, graph.name or "g", inputs, [_value(item) for item in graph.outputs], tensors)
+
+
+def _value(item: Any) -> onnx.ValueInfoProto:
+    if isinstance(item.type, TensorType) and item.type.dtype is not None:
+        return helper.make_tensor_value_info(item.name, element_type_of(item.type.dtype), item.type.shape)
+    proto = onnx.ValueInfoProto()
+    proto.name = item.name
+    return proto
+
+
+def _node(node: Node) -> onnx.NodeProto:
+    proto = helper.make_node(node.op_type, node.inputs, node.outputs, node.name, domain=node.domain)
+    for name, held in node.attributes.items():
+        if isinstance(held, Graph):
+            held = _graph(held)
+        elif isinstance(held, np.ndarray):
+            held = numpy_helper.from_array(held)
+        elif isinstance(held, SparseTensor):
+            held = numpy_helper.from_array(held.dense())
+            name = "value"
+        kind = onnx.AttributeProto.INTS if held == () else None
+        proto.attribute.append(helper.make_attribute(name, held, attr_type=kind))
+    return proto
