@@ -1,0 +1,180 @@
+"""The geometry of sliding windows: padding, output sizes, and window views, shared by convolution and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from transmuter_async.operators.numeric import spatial
+from transmuter_async.operators.registry import is_host
+
+__all__ = ["Windows", "isolate", "pad_spatial", "separable", "taps", "view", "windows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Where the windows over the spatial axes lie.
+
+    Attributes:
+        sizes: Input size of each spatial axis.
+        kernel: Elements of the window.
+        strides: Steps between windows.
+        dilations: Steps within a window.
+        low: Padding before.
+        high: Padding after, as the attributes say.
+        outputs: Number of windows.
+    """
+
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Padding after that the last window really needs: `ceil_mode` may need more than `high`, strides less."""
+        return tuple(
+            max(0, (out - 1) * stride + (k - 1) * dilation + 1 - size - low)
+            for size, k, stride, dilation, low, out in zip(
+                self.sizes, self.kernel, self.strides, self.dilations, self.low, self.outputs, strict=True
+            )
+        )
+
+    def counts(self, include_pad: bool) -> np.ndarray:
+        """Elements of each window, float64 of shape `outputs`; with `include_pad` those of the stated padding too."""
+        total = np.ones((), np.float64)
+        for axis, (size, k, low, high) in enumerate(zip(self.sizes, self.kernel, self.low, self.high, strict=True)):
+            first = np.arange(self.outputs[axis])[:, None] * self.strides[axis]
+            places = first + np.arange(k)[None, :] * self.dilations[axis]
+            inside = places < size + low + high if include_pad else (places >= low) & (places < low + size)
+            total = np.multiply.outer(total, inside.sum(axis=1).astype(np.float64))
+        return total
+
+
+def windows(
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    *,
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    auto_pad: str,
+    ceil_mode: int = 0,
+) -> Windows:
+    """The windows over `shape` (batch, channels, then the spatial axes).
+
+    `auto_pad` SAME_UPPER and SAME_LOWER give ceil(size / stride) windows, the odd element of padding at the end or the
+    beginning. With `ceil_mode` a window that would start in the padding after the data is dropped, in every version:
+    it would hold no data (onnxruntime does so too; the standard says it since version 19).
+
+    Raises:
+        ValueError: Attributes have a wrong length or value, or the kernel is larger than the padded input.
+    """
+    sizes = tuple(int(size) for size in shape[2:])
+    rank = len(sizes)
+    kernel = spatial(kernel, rank, 1, "kernel_shape")
+    strides = spatial(strides, rank, 1, "strides")
+    dilations = spatial(dilations, rank, 1, "dilations")
+    if min(kernel + strides + dilations, default=1) < 1:
+        raise ValueError(f"kernel {kernel}, strides {strides} and dilations {dilations} must be positive")
+    extents = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    low, high = [0] * rank, [0] * rank
+    outputs = []
+    if auto_pad in ("", "NOTSET"):
+        flat = spatial(pads, 2 * rank, 0, "pads")
+        if min(flat, default=0) < 0:
+            raise ValueError(f"pads {flat} must not be negative")
+        low, high = list(flat[:rank]), list(flat[rank:])
+    elif auto_pad not in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        raise ValueError(f"auto_pad {auto_pad!r} is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
+    for axis, (size, extent, stride) in enumerate(zip(sizes, extents, strides, strict=True)):
+        if auto_pad.startswith("SAME"):
+            out = -(-size // stride)
+            total = max(0, (out - 1) * stride + extent - size) if out else 0
+            low[axis] = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            high[axis] = total - low[axis]
+        else:
+            room = size + low[axis] + high[axis] - extent
+            ceil = ceil_mode and auto_pad != "VALID"
+            out = (-(-room // stride) if ceil else room // stride) + 1
+            if ceil and (out - 1) * stride >= size + low[axis]:
+                out -= 1
+            if out < 0 or (out == 0 and size + low[axis] + high[axis] > 0):
+                raise ValueError(
+                    f"the window of {extent} along spatial axis {axis} is larger than the padded input "
+                    f"({size} + {low[axis]} + {high[axis]})"
+                )
+        outputs.append(out)
+    return Windows(sizes, kernel, strides, dilations, tuple(low), tuple(high), tuple(outputs))
+
+
+def pad_spatial(x: Any, low: Sequence[int], high: Sequence[int], value: Any = 0) -> Any:
+    """`x` with `value` around its spatial axes; negative amounts crop."""
+    if not any(low) and not any(high):
+        return x
+    value = np.asarray(value, x.dtype)
+    if not is_host(x):
+        config = [(0, 0, 0), (0, 0, 0), *((before, after, 0) for before, after in zip(low, high, strict=True))]
+        return lax.pad(x, jnp.asarray(value), config)
+    crop = tuple(slice(max(0, -a), n - max(0, -b)) for a, b, n in zip(low, high, x.shape[2:], strict=True))
+    x = x[(slice(None), slice(None), *crop)]
+    shape = (*x.shape[:2], *(n + max(0, a) + max(0, b) for a, b, n in zip(low, high, x.shape[2:], strict=True)))
+    out = np.full(shape, value, x.dtype)
+    inner = tuple(slice(max(0, a), max(0, a) + n) for a, n in zip(low, x.shape[2:], strict=True))
+    out[(slice(None), slice(None), *inner)] = x
+    return out
+
+
+def isolate(x: Any) -> Any:
+    """`x`, kept from being fused into what follows: XLA would compute its producer once for each tap."""
+    return x if is_host(x) else lax.optimization_barrier(x)
+
+
+def taps(padded: Any, w: Windows) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Each place of the kernel with the elements that it meets in all windows: (place, (N, C, *outputs))."""
+    for place in product(*(range(k) for k in w.kernel)):
+        cut = tuple(
+            slice(p * d, p * d + (out - 1) * s + 1 if out else p * d, s)
+            for p, d, s, out in zip(place, w.dilations, w.strides, w.outputs, strict=True)
+        )
+        yield place, padded[(slice(None), slice(None), *cut)]
+
+
+def separable(padded: Any, w: Windows, combine: Callable[[Any, Any], Any]) -> Any:
+    """Reduce each window with an associative `combine`, axis after axis: sum(kernel) steps instead of prod(kernel)."""
+    result = padded
+    for axis, (k, d, s, out) in enumerate(zip(w.kernel, w.dilations, w.strides, w.outputs, strict=True)):
+        if k == 1 and s == 1 and result.shape[2 + axis] == out:
+            continue
+        source = isolate(result)
+        before = (slice(None),) * (2 + axis)
+        result = None
+        for tap in range(k):
+            start = tap * d
+            part = source[(*before, slice(start, start + (out - 1) * s + 1 if out else start, s))]
+            result = part if result is None else combine(result, part)
+    return result
+
+
+def view(padded: np.ndarray, w: Windows) -> np.ndarray:
+    """A numpy view (N, C, *outputs, *kernel) of all windows, without a copy."""
+    steps = padded.strides[2:]
+    return np.lib.stride_tricks.as_strided(
+        padded,
+        (*padded.shape[:2], *w.outputs, *w.kernel),
+        (
+            *padded.strides[:2],
+            *(step * s for step, s in zip(steps, w.strides, strict=True)),
+            *(step * d for step, d in zip(steps, w.dilations, strict=True)),
+        ),
+        writeable=False,
+    )
