@@ -13,8 +13,10 @@ import transmuter_async as tm
 from transmuter_async.demo import digits_model, digits_test
 
 
+images, labels = digits_test()
+
+
 async def main() -> None:
-    images, labels = digits_test()
     batch = images[:10, None].astype(np.float32) / 16
     async with tm.Runtime() as runtime:
         model = await runtime.load(digits_model())  # bytes; a path does as well

@@ -13,7 +13,7 @@ import transmuter_async as tm
 
 
 def positions() -> bytes:
-    """x (n,) → the positions of its non-zero elements, doubled."""
+    """x (n,) to the positions of its non-zero elements, doubled."""
     nodes = [
         helper.make_node("Abs", ["x"], ["absolute"], "abs"),
         helper.make_node("NonZero", ["absolute"], ["found"], "nonzero"),

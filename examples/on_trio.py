@@ -12,8 +12,10 @@ import transmuter_async as tm
 from transmuter_async.demo import digits_model, digits_test
 
 
+images, labels = digits_test()
+
+
 async def main() -> None:
-    images, labels = digits_test()
     right = 0
 
     async with tm.Runtime() as runtime:
