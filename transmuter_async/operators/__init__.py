@@ -1,0 +1,70 @@
+"""Every ONNX operator, each defined once as a plain function over numpy or JAX values.
+
+`registry.py` says what a definition looks like, `context.py` what it may ask of its run; a file per family holds the
+definitions. The layer knows graphs' values but no segments, actors or events.
+"""
+
+from __future__ import annotations
+
+from transmuter_async.operators.context import Context, Subgraph
+from transmuter_async.operators.registry import (
+    Operator,
+    forced_trace,
+    invoke,
+    is_host,
+    known,
+    operator,
+    resolve,
+    supported,
+    xp,
+)
+from transmuter_async.operators.threefry import fold_in
+
+# Importing a family fills the table.
+from transmuter_async.operators import (  # isort: skip  # noqa: F401
+    activation,
+    attention,
+    cast,
+    comparison,
+    contrib,
+    control,
+    convolution,
+    detection,
+    elementwise,
+    generator,
+    image,
+    indexing,
+    layout,
+    loss,
+    matrix,
+    ml,
+    ml_linear,
+    ml_trees,
+    normalization,
+    padding,
+    pooling,
+    quantization,
+    random,
+    recurrent,
+    reduction,
+    scatter,
+    sequence,
+    signal,
+    text,
+    training,
+)
+
+__all__ = [
+    "Context",
+    "Operator",
+    "Subgraph",
+    "fold_in",
+    "forced_trace",
+    "invoke",
+    "is_host",
+    "known",
+    "operator",
+    "resolve",
+    "supported",
+    "xp",
+]
