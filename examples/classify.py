@@ -12,7 +12,6 @@ import numpy as np
 import transmuter_async as tm
 from transmuter_async.demo import digits_model, digits_test
 
-
 images, labels = digits_test()
 
 

@@ -11,7 +11,6 @@ import trio
 import transmuter_async as tm
 from transmuter_async.demo import digits_model, digits_test
 
-
 images, labels = digits_test()
 
 

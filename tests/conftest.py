@@ -20,13 +20,22 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # An own locale is not at hand everywhere, and onnxruntime's StringNormalizer insists on one.
 os.environ.setdefault("LC_ALL", "C.UTF-8")
 
+import jax
 import pytest
 import trio
+
+from transmuter_async import telemetry
 
 try:
     from blockbuster import BlockBuster
 except ImportError:  # not on every implementation
     BlockBuster = None
+
+COMPILED_BY_JAX = "/jax/core/compile/backend_compile_duration"
+TOLD_BY_US = "transmuter.segment.compile.stop"
+COMPILE_THEMSELVES = ("conformance", "operators", "compiler", "properties", "benchmarks")
+"""Folders whose tests compile without an actor, hence without events."""
+OUTCOME = pytest.StashKey[bool]()
 
 STEP_LIMIT = 2.0
 """Seconds that one step of a trio task may take. Generous: two test processes share two cores, and oracles run in tests."""
@@ -101,3 +110,66 @@ def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         limit = marker.args[0] if marker else STEP_LIMIT
         if STEPS.longest > limit:
             pytest.fail(f"a step of the trio task {STEPS.where!r} took {STEPS.longest:.3f} s, the limit is {limit} s")
+
+
+class Compiles:
+    """Counts XLA compiles twice: those that jax reports, and those that our events tell, on whatever bus.
+
+    It listens as a subscription of every bus would, but to the one name only, so that no other event costs more.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+        jax.monitoring.register_event_duration_secs_listener(self._compiled)
+        routes: Any = telemetry._Routes
+        found = routes.__missing__
+
+        def missing(table: Any, name: str) -> tuple[Any, ...]:
+            subscriptions: tuple[Any, ...] = found(table, name)
+            if name == TOLD_BY_US:
+                subscriptions = table[name] = (*subscriptions, self)
+            return subscriptions
+
+        routes.__missing__ = missing
+
+    def reset(self) -> None:
+        self.by_jax: list[dict[str, Any]] = []
+        self.told: list[telemetry.Event] = []
+
+    def _compiled(self, event: str, duration: float, **facts: Any) -> None:
+        if event == COMPILED_BY_JAX:
+            self.by_jax.append(facts)
+
+    def offer(self, event: telemetry.Event) -> None:
+        if event.metadata["compiled"] and event.metadata["disk_cache"] != "hit":
+            self.told.append(event)
+
+
+COMPILES = Compiles()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folders = item.path.relative_to(item.config.rootpath).parts
+        if any(folder in COMPILE_THEMSELVES for folder in folders):
+            item.add_marker(pytest.mark.compiles_itself)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.when == "call":
+        item.stash[OUTCOME] = report.passed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def honest_compiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test in which jax compiled more, or less, than our events say: no compile is hidden."""
+    COMPILES.reset()
+    yield
+    if request.node.get_closest_marker("compiles_itself") or not request.node.stash.get(OUTCOME, False):
+        return
+    if len(COMPILES.by_jax) != len(COMPILES.told):
+        told = [(event.metadata["position"], event.metadata["shapes"]) for event in COMPILES.told]
+        pytest.fail(f"jax compiled {len(COMPILES.by_jax)} programs: {COMPILES.by_jax}; our events tell of {told}")

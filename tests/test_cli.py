@@ -1,0 +1,169 @@
+"""The `transmuter` command: what it prints, into a pipe and as JSON, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from transmuter_async.cli import main
+from transmuter_async.cli.app import EXIT_CODES, parser
+
+DIGITS = str(resources.files("transmuter_async.demo") / "digits.onnx")
+
+
+def saved(path: Path, nodes: list, inputs: list, outputs: list, opset: int = 17) -> str:
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> str:
+    """sum = a + b, int64 (n,)."""
+    info = [helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in ("a", "b", "sum")]
+    return saved(tmp_path / "add.onnx", [helper.make_node("Add", ["a", "b"], ["sum"], "add")], info[:2], info[2:])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_demo_is_right_and_tells_what_telemetry_saw(backend: str, capsys) -> None:
+    assert main(["demo", "--json", "--backend", backend]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["accuracy"] >= 0.98
+    assert told["callers"] == told["telemetry"]["calls"] == 100
+    assert told["telemetry"]["programs"] == 2
+    assert told["telemetry"]["cache_misses"] >= 1
+    assert told["telemetry"]["compile_ns"] > 0
+
+
+def test_demo_draws_digits_in_plain_text(capsys) -> None:
+    assert main(["demo", "--callers", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "##" in out
+    assert "accuracy" in out
+    assert "\x1b" not in out
+
+
+def test_run_prints_and_writes(add: str, tmp_path: Path, capsys) -> None:
+    np.save(tmp_path / "a.npy", np.array([1, 2, 2**40]))
+    target = tmp_path / "out"
+    code = main(["run", add, "-i", f"a={tmp_path / 'a.npy'}", "-i", "b=ones:3", "-o", str(target), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert told["outputs"][0]["first"] == [2, 3, 2**40 + 1]
+    assert np.array_equal(np.load(target / "sum.npy"), [2, 3, 2**40 + 1])
+
+
+def test_run_in_plain_text(add: str, capsys) -> None:
+    assert main(["run", add, "--fill", "ones", "--dim", "n=2", "--repeat", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "sum  int64 (2,)" in out
+    assert "(median)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--fill", "zeros"], 4, "--dim n=SIZE"),
+        ([], 4, "--input a="),
+        (["-i", "c=1"], 4, "a: int64 (n)"),
+        (["-i", "a=nowhere.npy"], 4, "no such file"),
+        (["-i", "a=zeros:2", "-i", "b=zeros:2x2x"], 4, "write a shape as"),
+        (["--dim", "n"], 4, "NAME=SIZE"),
+        (["-i", "a=zeros:2", "-i", "b=0.5"], 4, "b"),
+    ],
+)
+def test_wrong_inputs_are_told_without_a_traceback(add: str, arguments: list, code: int, words: str, capsys) -> None:
+    assert main(["run", add, *arguments]) == code
+    told = capsys.readouterr()
+    assert words in told.err
+    assert "Traceback" not in told.err
+    assert not told.out
+
+
+def test_a_file_that_is_no_model(tmp_path: Path, capsys) -> None:
+    (tmp_path / "page.onnx").write_text("<!DOCTYPE html><html></html>")
+    assert main(["run", str(tmp_path / "page.onnx")]) == 3
+    assert "HTML" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "page.onnx"), "-v"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "page.onnx"), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["kind"] == "InvalidModel"
+    assert main(["run", str(tmp_path / "missing.onnx")]) in {3, 4}
+
+
+def test_inspect(capsys) -> None:
+    assert main(["inspect", DIGITS]) == 0
+    out = capsys.readouterr().out
+    assert "image\tfloat32 (batch, 1, 8, 8)" in out
+    assert "ai.onnx:Conv\t2" in out
+    assert main(["inspect", DIGITS, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["node_count"] == 10
+    assert told["operators"]["ai.onnx:Relu"] == 3
+    assert told["ok"] is True
+
+
+def test_inspect_lists_every_missing_operator(tmp_path: Path, capsys) -> None:
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xz"]
+    nodes = [
+        helper.make_node("Nonsense", ["x"], ["y"], domain="our.own"),
+        helper.make_node("Absurd", ["y"], ["z"], domain="our.own"),
+    ]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("our.own", 1)]
+    path = tmp_path / "odd.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString())
+    assert main(["inspect", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "Nonsense" in out
+    assert "Absurd" in out
+    assert main(["run", str(path), "--fill", "ones"]) == 3
+
+
+def test_explain(tmp_path: Path, capsys) -> None:
+    assert main(["explain", DIGITS, "--dim", "batch=1"]) == 0
+    capsys.readouterr()
+    info = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4]),
+        helper.make_tensor_value_info("y", TensorProto.INT64, [1, "k"]),
+    ]
+    path = saved(tmp_path / "nz.onnx", [helper.make_node("NonZero", ["x"], ["y"], "nz")], info[:1], info[1:])
+    assert main(["explain", path, "--json"]) == 1
+    assert "nz" in json.dumps(json.loads(capsys.readouterr().out)["breaks"])
+
+
+def test_ops_can_be_filtered(capsys) -> None:
+    assert main(["ops", "conv", "--json"]) == 0
+    names = {each["name"] for each in json.loads(capsys.readouterr().out)["operators"]}
+    assert "Conv" in names
+    assert all("conv" in name.lower() for name in names)
+    assert main(["ops", "no such operator"]) == 1
+
+
+def test_every_exit_code_is_in_the_help() -> None:
+    text = parser().format_help()
+    for code, words in EXIT_CODES.items():
+        assert str(code) in text
+        assert words in text
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m transmuter_async ops | head -n 1',
+        shell=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert done.stdout.startswith("domain")
+    assert not done.stderr
