@@ -1,0 +1,237 @@
+"""One file from the Hub into the cache: attempts, resuming, and the checks before it gets its name.
+
+Every attempt starts at the Hub's `resolve` address, since a signed CDN link expires. An attempt that finds bytes already written asks for
+the rest; whether the rest belongs to them is decided by the hash at the end, not by what the server says.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from urllib.parse import quote
+
+from transmuter_async.hub.answers import Asked, Facts, content_start, error_of, read_facts
+from transmuter_async.hub.cache import RepoCache
+from transmuter_async.hub.errors import (
+    ChecksumError,
+    FileTooLargeError,
+    HubConnectionError,
+    HubConsistencyError,
+    HubError,
+)
+from transmuter_async.hub.events import Progress
+from transmuter_async.hub.listing import FileInfo
+from transmuter_async.hub.partial import Partial
+from transmuter_async.hub.retry import Retries, Sleep
+from transmuter_async.hub.transport import ERROR_BODY_LIMIT, Exchange, Transport
+from transmuter_async.hub.workers import Hop, Workers
+
+__all__ = ["Download"]
+
+_BATCH = 1 << 20  # bytes per thread hop
+_LARGEST = 50 * 10**9  # the Hub's limit for plain HTTP
+_WASTED = "the file was written again from the start"
+_logger = logging.getLogger("transmuter_async.hub")
+
+
+class Download:
+    """The download of one file. The caller holds its lock."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        commit: str,
+        info: FileInfo,
+        *,
+        cache: RepoCache,
+        transport: Transport,
+        workers: Workers,
+        sleep: Sleep,
+        timeout: float,
+        progress: Progress,
+    ) -> None:
+        assert asked.file is not None
+        self._asked = asked
+        self._file = asked.file
+        self._commit = commit
+        self._info = info
+        self._cache = cache
+        self._transport = transport
+        self._workers = workers
+        self._retries = Retries(sleep)
+        self._timeout = timeout
+        self._progress = progress
+        self._url = f"{asked.endpoint}/{asked.repo}/resolve/{commit}/{quote(asked.file)}"
+
+    async def run(self) -> int:
+        """Brings the file into the cache.
+
+        Returns:
+            Its size in bytes.
+
+        Raises:
+            HubError: It can't be had, or is not what the metadata says.
+        """
+        if self._info.size is not None and self._info.size > _LARGEST:
+            raise FileTooLargeError(
+                f"{self._asked} has {self._info.size} bytes; the Hub serves at most {_LARGEST} over plain HTTP. "
+                "Download it with the `hf` tool, then load it from the cache."
+            )
+        await self._workers.run(self._cache.prepare_download, self._commit, self._file)
+        try:
+            return await self._into_place()
+        except FileNotFoundError:
+            _logger.warning("another process has taken over the partial file of %s: %s", self._asked, _WASTED)
+            try:
+                return await self._into_place()
+            except FileNotFoundError as error:
+                raise HubConsistencyError(
+                    f"{self._asked}: other processes keep taking the partial file away."
+                ) from error
+
+    async def _into_place(self) -> int:
+        """One partial file, from its making to its final name, or to its end."""
+        partial = Partial(self._cache.folder.blobs, self._info.etag, self._info.size)
+        keep = True
+        try:
+            await self._workers.run_long(partial.open)
+            self._warn_about_space(partial.size, await self._workers.run(partial.free_space), partial.position)
+            await self._fill(partial)
+            return await self._workers.run(self._publish, partial)
+        except (HubConnectionError, TimeoutError):
+            raise
+        except HubError as error:
+            keep = (
+                getattr(error, "status", None) is not None
+            )  # an answer with an error says nothing against the bytes before it
+            raise
+        finally:
+            await self._workers.run(lambda: partial.leave(keep=keep))
+
+    async def _fill(self, partial: Partial) -> None:
+        """Attempts until the content is complete and right."""
+        second = False
+        while True:
+            before = partial.position
+            try:
+                await self._attempt(partial)
+                await self._workers.run_long(partial.check)
+                return
+            except ChecksumError as error:
+                await self._workers.run(partial.restart)
+                if second:
+                    raise ChecksumError(
+                        f"{self._asked}: {error} Two downloads were wrong; a proxy may be changing them.",
+                        expected=error.expected,
+                        actual=error.actual,
+                    ) from error
+                second = True
+                _logger.warning("%s: %s It is downloaded again.", self._asked, error)
+            except HubError as error:
+                if partial.position > before:
+                    self._retries.progress()
+                await self._workers.run(partial.touch)
+                await self._retries.wait(error)
+
+    async def _attempt(self, partial: Partial) -> None:
+        """From the position of `partial` to the end, or to a failure."""
+        if partial.position and partial.position == partial.size:
+            return  # all of it was there already
+        for start in dict.fromkeys((partial.position, 0)):
+            if start != partial.position:
+                await self._workers.run(partial.restart)
+            headers = {"Accept-Encoding": "identity"}
+            if start:
+                headers["Range"] = f"bytes={start}-"
+            async with self._transport.get(self._url, timeout=self._timeout, headers=headers) as exchange:
+                if await self._receive(exchange, partial, start):
+                    return
+        raise HubConsistencyError(f"{self._asked}: the server sends a part of the file where the whole was asked for.")
+
+    async def _receive(self, exchange: Exchange, partial: Partial, start: int) -> bool:
+        """Takes an answer. False: it does not continue what is there, ask for the whole."""
+        last = exchange.last
+        if last.status == 416 and start:
+            return False
+        facts = Facts()
+        for answer in exchange.answers:
+            if answer.from_hub:
+                stated = read_facts(answer.status, answer.headers)
+                stated.check(self._asked, self._commit, self._info)
+                facts = Facts(
+                    facts.commit or stated.commit,
+                    facts.etag or stated.etag,
+                    stated.size if facts.size is None else facts.size,
+                )
+        if last.status not in (200, 206):
+            body, _ = await exchange.read(ERROR_BODY_LIMIT)
+            raise error_of(last.status, last.headers, body, self._asked, from_hub=last.from_hub, now=time.time())
+        position = content_start(last.status, last.headers, start, self._info.size)
+        if position is None:
+            return False
+        if position != start:
+            await self._workers.run(partial.restart)
+        if partial.size is None:
+            size = facts.size if facts.size is not None else read_facts(last.status, last.headers).size
+            await self._workers.run(partial.expect, size)
+        await self._stream(exchange, partial)
+        if partial.size is not None and partial.position < partial.size:
+            raise HubConnectionError(
+                f"{self._asked}: the answer ended after {partial.position} of {partial.size} bytes."
+            )
+        return True
+
+    async def _stream(self, exchange: Exchange, partial: Partial) -> None:
+        """Body → disk and hash: one thread hop per MiB, while the next MiB is being received."""
+        batch: list[bytes] = []
+        length = 0
+        received = partial.position
+        hop: Hop[None] | None = None
+        try:
+            async for chunk in exchange.chunks():
+                batch.append(chunk)
+                length += len(chunk)
+                received += len(chunk)
+                if partial.size is not None and received > partial.size:
+                    break  # too long: writing it refuses
+                if length >= _BATCH:
+                    if hop is not None:
+                        await hop.result()
+                    hop = self._workers.start(partial.write, batch)
+                    batch, length = [], 0
+                    self._progress(partial.position, partial.size)
+        except HubConnectionError:
+            await self._flush(partial, hop, batch)  # what came before the cut need not come again
+            raise
+        else:
+            await self._flush(partial, hop, batch)
+            self._progress(partial.position, partial.size)
+        finally:
+            if hop is not None:
+                await hop.result()
+
+    async def _flush(self, partial: Partial, hop: Hop[None] | None, batch: list[bytes]) -> None:
+        if hop is not None:
+            await hop.result()
+        await self._workers.run(partial.write, batch)
+
+    def _publish(self, partial: Partial) -> int:
+        """Names the content. Runs in a worker thread."""
+        etag, pointer = self._info.etag, self._cache.folder.pointer(self._commit, self._file)
+        size = partial.position
+        if etag is None:
+            partial.publish(pointer)
+        else:
+            partial.publish(self._cache.folder.blob(etag))
+            self._cache.settle(self._commit, self._file, etag)
+        return size
+
+    def _warn_about_space(self, size: int | None, free: int, have: int) -> None:
+        if size is not None and free < size - have:
+            _logger.warning(
+                "%s needs %d more bytes, and %s has %d free: trying all the same",
+                self._asked,
+                size - have,
+                self._cache.folder.cache,
+                free,
+            )

@@ -1,0 +1,236 @@
+"""A file on its way into the cache: `blobs/<etag>.<8 hex>.incomplete`.
+
+The name is of one writer only, so that two writers (where locks do nothing: Lustre, some NFS) waste bandwidth and never mix. Content gets
+its final name by an atomic rename after size and hash were found right; nothing wrong is ever called by a hash.
+
+What a crashed or cancelled writer left is taken over by rename (one winner) and *copied* while it is hashed: if its writer lives after all,
+the two still share no file. Everything here blocks and runs in a worker thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from transmuter_async.hub.content import Digest, new_digest
+from transmuter_async.hub.errors import CacheError, ChecksumError, DiskFullError, HubConsistencyError
+from transmuter_async.hub.workers import Stop
+
+__all__ = ["SMALLEST_KEPT", "Partial", "replace"]
+
+SMALLEST_KEPT = 8 << 20  # bytes; less is fetched again sooner than it is looked for
+_DEAD_AFTER = 60.0  # seconds without a write after which a partial file has no writer
+_CHUNK = 1 << 20
+_SUFFIX = ".incomplete"
+_OUT_OF_SPACE = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+
+
+class Partial:
+    """One writer's partial file.
+
+    Attributes:
+        position: Bytes that are written and hashed.
+    """
+
+    def __init__(self, blobs: Path, etag: str | None, size: int | None) -> None:
+        self._blobs = blobs
+        self._etag = etag
+        self._size = size
+        self._path = blobs / f"{etag or 'unknown'}.{secrets.token_hex(4)}{_SUFFIX}"
+        self._fd: int | None = None
+        self._digest: Digest | None = None
+        self.position = 0
+
+    @property
+    def size(self) -> int | None:
+        """Size of the whole content, None until somebody has said it."""
+        return self._size
+
+    def open(self, stop: Stop) -> None:
+        """Makes the file, with what an earlier writer has left if there is any.
+
+        Raises:
+            CacheError: The cache can't be written.
+            DiskFullError: There is no room.
+        """
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+            self._fd = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._restart_digest()
+        if self._etag is not None and self._size is not None:
+            self._take_over(self._etag, self._size, stop)
+
+    def expect(self, size: int | None) -> None:
+        """Sets the size, when only the answer told it."""
+        if self._size is None and size is not None:
+            self._size = size
+            self.restart()
+
+    def write(self, chunks: Iterable[bytes]) -> None:
+        """Appends to the file and to the hash.
+
+        Raises:
+            HubConsistencyError: It is now longer than the whole.
+            DiskFullError: There is no room.
+        """
+        assert self._fd is not None
+        try:
+            for chunk in chunks:
+                if self._size is not None and self.position + len(chunk) > self._size:
+                    raise HubConsistencyError(
+                        f"The server sends more than the {self._size} bytes that the file has. Nothing was kept."
+                    )
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(self._fd, view) :]
+                if self._digest is not None:
+                    self._digest.update(chunk)
+                self.position += len(chunk)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def restart(self) -> None:
+        """Back to nothing: the server sends the whole again, or what is there is wrong."""
+        assert self._fd is not None
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        self.position = 0
+        self._restart_digest()
+
+    def touch(self) -> None:
+        """Says that the writer lives, before a time in which it writes nothing."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def check(self) -> None:
+        """Compares the hash of what is written with the one it must have.
+
+        Raises:
+            ChecksumError: It is another.
+        """
+        if self._digest is not None and self._etag is not None:
+            actual = self._digest.hexdigest()
+            if actual != self._etag:
+                raise ChecksumError(
+                    f"The content received has the hash {actual}, the metadata says {self._etag}.",
+                    expected=self._etag,
+                    actual=actual,
+                )
+
+    def publish(self, destination: Path) -> None:
+        """Gives the file its final name, durably and at once.
+
+        Raises:
+            FileNotFoundError: Another writer has taken the file over, since it believed this one dead.
+        """
+        assert self._fd is not None
+        os.fsync(self._fd)
+        self.close()
+        replace(self._path, destination)
+        if self._etag is not None:
+            self._sweep(self._etag)
+
+    def close(self) -> None:
+        """Closes the file; it stays."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
+
+    def leave(self, *, keep: bool) -> None:
+        """Ends without a result. Keeps what is worth to be resumed.
+
+        Args:
+            keep: Whether the content written so far is believed to be right.
+        """
+        if self._fd is None:
+            return
+        self.close()
+        with contextlib.suppress(OSError):
+            if keep and self._etag is not None and self.position >= SMALLEST_KEPT:
+                # An old date says that nobody writes here any more: the next load need not wait to be sure.
+                dead = time.time() - 2 * _DEAD_AFTER
+                os.utime(self._path, (dead, dead))
+            else:
+                self._path.unlink()
+
+    def free_space(self) -> int:
+        """Bytes free where the file lies (not to be relied on: quotas, FUSE)."""
+        return shutil.disk_usage(self._blobs).free
+
+    def _restart_digest(self) -> None:
+        self._digest = None if self._etag is None or self._size is None else new_digest(self._etag, self._size)
+
+    def _take_over(self, etag: str, size: int, stop: Stop) -> None:
+        """Copies (and hashes) what a writer that is dead has left."""
+        for left in self._dead_files(etag):
+            try:
+                if not SMALLEST_KEPT <= left.stat().st_size <= size:
+                    continue
+                claimed = left.with_name(f"{etag}.{secrets.token_hex(4)}{_SUFFIX}")
+                left.rename(claimed)
+            except OSError:
+                continue  # somebody else was faster
+            try:
+                with claimed.open("rb", buffering=0) as file:
+                    while chunk := file.read(_CHUNK):
+                        self.write((chunk,))
+                        stop.check()
+            except (OSError, DiskFullError, HubConsistencyError):
+                self.restart()
+            finally:
+                claimed.unlink(missing_ok=True)
+            if self.position:
+                return
+
+    def _dead_files(self, etag: str) -> list[Path]:
+        now = time.time()
+        dead: list[tuple[int, Path]] = []
+        for path in self._blobs.glob(f"{etag}.*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                if path != self._path and now - status.st_mtime > _DEAD_AFTER and not path.is_symlink():
+                    dead.append((status.st_size, path))
+        return [path for _, path in sorted(dead, reverse=True)]  # the largest first
+
+    def _sweep(self, etag: str) -> None:
+        """The content is complete: what dead writers of it have left is of no use any more."""
+        for path in self._dead_files(etag):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _failed(self, error: OSError) -> CacheError | DiskFullError:
+        if error.errno in _OUT_OF_SPACE:
+            needed = (self._size or 0) - self.position
+            try:
+                free = self.free_space()
+            except OSError:
+                free = 0
+            return DiskFullError(
+                f"No room in {self._blobs}: {needed} more bytes are needed, {free} are free. Make room, or set HF_HUB_CACHE.",
+                needed=needed,
+                free=free,
+            )
+        return CacheError(
+            f"{self._blobs} can't be written ({error.strerror}). Check its permissions, or set HF_HUB_CACHE."
+        )
+
+
+def replace(source: Path, destination: Path) -> None:
+    """A rename that replaces, patient with scanners that hold a new file for a moment on Windows."""
+    for attempt in range(6):
+        try:
+            source.replace(destination)
+        except PermissionError:
+            if os.name != "nt" or attempt == 5:
+                raise
+            time.sleep(0.05)
+        else:
+            return
