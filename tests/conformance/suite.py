@@ -1,0 +1,279 @@
+"""The ONNX backend suite of the installed `onnx`, run through the compiler in two ways.
+
+`host`: every node on the host form. `compiled`: programs, with breaks where values must be known; inputs that decide
+shapes are given as static values, so that the node itself lands inside a program where that is possible at all.
+
+    python -m tests.conformance.suite [--way host|compiled] [--op Reshape] [--case test_x] [--verbose] [--update]
+
+`--update` rewrites the table of cases that do not pass yet (`pending.json`) and refuses to let it grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import glob
+import json
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner
+
+from transmuter_async.compiler import Missing, Options, SegmentCache, pinned, prepare
+from transmuter_async.errors import NeedsValue, UnsupportedModel
+from transmuter_async.graph import Model, read_model
+from transmuter_async.operators import known
+
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
+WAYS = ("host", "compiled")
+PENDING = Path(__file__).with_name("pending.json")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of the suite: a model, and pairs of inputs and expected outputs."""
+
+    name: str
+    kind: str
+    source: Any  # a ModelProto or a path
+    directory: str | None
+    data: Any
+    rtol: float
+    atol: float
+
+    def model(self) -> onnx.ModelProto:
+        return self.source if isinstance(self.source, onnx.ModelProto) else onnx.load(self.source)
+
+    def operators(self) -> set[str]:
+        return {node.op_type for node in _walk(self.model().graph)}
+
+    def pairs(self, model: onnx.ModelProto) -> list[tuple[list[Any], list[Any]]]:
+        if self.data is not None:
+            return [([_array(x) for x in ins], [_array(x) for x in outs]) for ins, outs in self.data]
+        if self.kind == "real":
+            return [_light_data(self.source, model)]
+        found = []
+        for folder in sorted(glob.glob(os.path.join(str(self.directory), "test_data_set*"))):
+            ins = _protos(folder, "input", model.graph.input)
+            found.append((ins, _protos(folder, "output", model.graph.output)))
+        return found
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a case went: "pass", "unsupported", "wrong" or "error"; `programs` counts compiled programs that ran nodes."""
+
+    name: str
+    status: str
+    detail: str = ""
+    programs: int = 0
+    breaks: int = 0
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """Every case of the installed suite, in the loader's order."""
+    found = []
+    for kind in KINDS:
+        for test in load_model_tests(kind=kind):
+            source: Any = test.model
+            directory = test.model_dir
+            if source is None and test.url and test.url.startswith("onnx/backend/test/data/light/"):
+                source = str(Path(onnx.__file__).parent.parent / test.url)
+            elif source is None:
+                source = os.path.join(str(directory), "model.onnx")
+            found.append(Case(test.name, kind, source, directory, test.data_sets, test.rtol, test.atol))
+    return tuple(found)
+
+
+def run_case(case: Case, way: str) -> Result:
+    """Run one case one way."""
+    programs = breaks = 0
+    try:
+        proto = case.model()
+        model = read_model(case.source, known=known)
+        names = [value.name for value in model.graph.inputs]
+        for inputs, expected in case.pairs(proto):
+            given = _by_name(proto, model, names, inputs)
+            outputs, ran, broke = evaluate(model, given, way)
+            programs += ran
+            breaks += broke
+            Runner.assert_similar_outputs(
+                expected, [_plain(outputs[value.name]) for value in model.graph.outputs], case.rtol, case.atol
+            )
+    except UnsupportedModel as error:
+        return Result(case.name, "unsupported", str(error).splitlines()[0][:300])
+    except AssertionError as error:
+        return Result(case.name, "wrong", " ".join(str(error).split())[:300])
+    except Exception as error:  # every failure of a case is a result
+        return Result(case.name, "error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return Result(case.name, "pass", programs=programs, breaks=breaks)
+
+
+def evaluate(model: Model, given: dict[str, Any], way: str, **options: Any) -> tuple[dict[str, Any], int, int]:
+    """Outputs of a model, the number of programs that ran, and of breaks."""
+    if way == "host":
+        prepared = prepare(model, Options(compiler="eager", optimize=False))
+        execution = prepared.start(prepared.take_inputs(given), seed=0, device=False)
+        finished = execution.advance(SegmentCache(1), lambda fact: None)
+        return finished.outputs, 0, 0  # type: ignore[union-attr]
+    statics: list[str] = []
+    while True:
+        try:
+            return _compiled(model, given, tuple(statics), "error", options)
+        except Exception as error:
+            needs = _needs(error)
+            if needs is None:
+                raise
+            if needs.producer is None and needs.value in given and needs.value not in statics:
+                statics.append(needs.value)
+                continue
+            return _compiled(model, given, tuple(statics), "allow", options)
+
+
+def _compiled(
+    model: Model, given: dict[str, Any], statics: tuple[str, ...], breaks: str, options: dict[str, Any]
+) -> tuple[dict[str, Any], int, int]:
+    # Without optimization nothing is folded before the trace: the node itself is what is tested.
+    prepared = prepare(
+        model, Options(optimize=False, static_inputs=statics, breaks=breaks, min_segment_nodes=1, **options)
+    )
+    execution = prepared.start(prepared.take_inputs(given), seed=0, device=False)
+    cache = SegmentCache(4)
+    facts: list[Any] = []
+    with pinned():
+        while isinstance(step := execution.advance(cache, facts.append), Missing):
+            cache.put(step.job.run(facts.append), facts.append)
+    names = [type(fact).__name__ for fact in facts]
+    ran = sum(type(f).__name__ == "SegmentReady" and f.compiled for f in facts)
+    return step.outputs, ran, names.count("BreakStarted")
+
+
+def _needs(error: BaseException | None) -> NeedsValue | None:
+    while error is not None:
+        if isinstance(error, NeedsValue):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _by_name(proto: onnx.ModelProto, model: Model, names: list[str], inputs: list[Any]) -> dict[str, Any]:
+    declared = [value.name for value in proto.graph.input]
+    if len(inputs) <= len(names):
+        declared = names
+    return {name: value for name, value in zip(declared, inputs, strict=False) if name in names}
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        value = numpy_helper.to_array(value)
+    if isinstance(value, (list, tuple)):
+        return [_array(item) for item in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "US":
+        return value.astype(object)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _protos(folder: str, word: str, declared: Any) -> list[Any]:
+    found: list[Any] = []
+    for index in range(len(glob.glob(os.path.join(folder, f"{word}_*.pb")))):
+        content = Path(folder, f"{word}_{index}.pb").read_bytes()
+        kind = declared[index].type.WhichOneof("value")
+        if kind == "sequence_type":
+            found.append(numpy_helper.to_list(onnx.SequenceProto.FromString(content)))
+        elif kind == "optional_type":
+            found.append(numpy_helper.to_optional(onnx.OptionalProto.FromString(content)))
+        else:
+            found.append(numpy_helper.to_array(onnx.TensorProto.FromString(content)))
+    return found
+
+
+def _light_data(path: str, model: onnx.ModelProto) -> tuple[list[Any], list[Any]]:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [Runner.generate_dummy_data(value) for value in model.graph.input if value.name not in weights]
+    prefix = os.path.splitext(path)[0]
+    outputs = [
+        numpy_helper.to_array(onnx.TensorProto.FromString(Path(f"{prefix}_output_{index}.pb").read_bytes()))
+        for index in range(len(model.graph.output))
+    ]
+    return inputs, outputs
+
+
+def _walk(graph: onnx.GraphProto) -> Any:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _walk(attribute.g)
+            for inner in attribute.graphs:
+                yield from _walk(inner)
+
+
+def main() -> int:
+    """Run the suite from the command line; 1 where a case fails that the table does not list."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--way", choices=WAYS, action="append")
+    parser.add_argument("--op", action="append", default=[])
+    parser.add_argument("--case", action="append", default=[])
+    parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--update", action="store_true")
+    arguments = parser.parse_args()
+    pending = json.loads(PENDING.read_text()) if PENDING.exists() else {}
+    failed = 0
+    for way in arguments.way or WAYS:
+        chosen = [
+            case
+            for case in cases()
+            if (not arguments.case or any(word in case.name for word in arguments.case))
+            and (not arguments.kind or case.kind in arguments.kind)
+            and (not arguments.op or set(arguments.op) & case.operators())
+        ]
+        counts: Counter[str] = Counter()
+        inside = 0
+        listed = pending.get(way, {})
+        now: dict[str, str] = {}
+        started = time.perf_counter()
+        for case in chosen:
+            result = run_case(case, way)
+            counts[result.status] += 1
+            inside += result.programs > 0
+            if result.status != "pass":
+                now[case.name] = result.status
+                failed += case.name not in listed
+            if arguments.verbose or (result.status != "pass" and (arguments.op or arguments.case or case.name not in listed)):
+                print(f"{way:8} {result.status:11} {case.name} {result.detail}")
+        took = time.perf_counter() - started
+        print(f"{way}: {dict(counts)} of {len(chosen)}, {inside} inside a program, {took:.0f} s")
+        if arguments.update:
+            if way in pending and (grown := sorted(set(now) - set(listed))):
+                print(f"refused to update: {len(grown)} cases passed before: {grown[:10]}")
+                return 1
+            pending[way] = dict(sorted(now.items()))
+    if arguments.update:
+        PENDING.write_text(json.dumps(pending, indent=1) + "\n")
+    return 1 if failed and not arguments.update else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        sys.exit(130)

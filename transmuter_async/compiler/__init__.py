@@ -1,0 +1,71 @@
+"""Graph to programs: segments of one XLA program each, and the breaks between them.
+
+    prepared = prepare(model, Options(...))          passes, folding, weights on the device once
+    prepared.start(inputs, ...).advance(cache, observe)   one call, resumable where a program is missing
+
+Plain synchronous code on values: no event loop, no clock, no events. Facts go to the `observe` callable that the caller
+hands in. Everything that calls into JAX runs under `pinned()`, on whatever thread the caller chose.
+"""
+
+from __future__ import annotations
+
+from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
+from transmuter_async.compiler.execute import Execution, Finished, Missing
+from transmuter_async.compiler.explain import Break, Explanation, explain
+from transmuter_async.compiler.facts import (
+    BreakDone,
+    BreakFailed,
+    BreakStarted,
+    CacheEvict,
+    CacheHit,
+    CacheMiss,
+    Fact,
+    Observe,
+    SegmentFailed,
+    SegmentReady,
+    SegmentStarted,
+    Shapes,
+    unobserved,
+)
+from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inputs
+from transmuter_async.compiler.options import Options, Spec
+from transmuter_async.compiler.pure import to_jax
+from transmuter_async.compiler.prepared import Prepared, prepare
+from transmuter_async.compiler.segment import CompileJob, Segment
+from transmuter_async.compiler.settings import pinned
+
+__all__ = [
+    "COPY_BYTES",
+    "Break",
+    "BreakDone",
+    "BreakFailed",
+    "BreakStarted",
+    "CacheEvict",
+    "CacheHit",
+    "CacheMiss",
+    "CacheStatistics",
+    "CompileJob",
+    "Execution",
+    "Explanation",
+    "Fact",
+    "Finished",
+    "Missing",
+    "Observe",
+    "Options",
+    "PositionStatistics",
+    "Prepared",
+    "Segment",
+    "SegmentCache",
+    "SegmentFailed",
+    "SegmentReady",
+    "SegmentStarted",
+    "Shapes",
+    "Spec",
+    "describe_type",
+    "explain",
+    "pinned",
+    "prepare",
+    "take_inputs",
+    "to_jax",
+    "unobserved",
+]

@@ -1,0 +1,154 @@
+"""The cache of compiled segments: for each position the most recently used ones, and the kept function beside them.
+
+No locks: the actor's run thread is its one owner. A segment lives exactly as long as its entry (and the calls that run
+it), so eviction frees the program.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transmuter_async.compiler.facts import CacheEvict, Observe
+from transmuter_async.compiler.segment import Layout, Segment, entry_key
+
+__all__ = ["CacheStatistics", "PositionStatistics", "SegmentCache"]
+
+
+@dataclass(slots=True)
+class _Position:
+    layouts: list[Layout] = field(default_factory=list)
+    segments: OrderedDict[tuple[Layout, tuple[Any, ...]], Segment] = field(default_factory=OrderedDict)
+    statics: frozenset[str] = frozenset()
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PositionStatistics:
+    """Counts of one position since the cache was made or cleared."""
+
+    position: int
+    segments: int
+    hits: int
+    misses: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """What the cache holds, and its counts. `kept` is the number of functions kept outside of the LRU."""
+
+    segments: int
+    programs: int
+    kept: int
+    hits: int
+    misses: int
+    evictions: int
+    positions: tuple[PositionStatistics, ...]
+
+
+class SegmentCache:
+    """Segments by position and key, at most `cache_size` for each position, least recently used out first."""
+
+    def __init__(self, cache_size: int) -> None:
+        self.cache_size = cache_size
+        self._positions: dict[int, _Position] = {}
+        self._kept: dict[Layout, dict[tuple[Any, ...], Segment]] = {}
+
+    def kept(self, values: Mapping[str, Any]) -> Segment | None:
+        """The kept function for these inputs of the graph, if it is the one."""
+        for layout, segments in self._kept.items():
+            found = segments.get(entry_key(layout, values))
+            if found is not None:
+                return found
+        return None
+
+    def find(self, index: int, values: Mapping[str, Any]) -> Segment | None:
+        """The segment at a position for these values; it becomes the most recently used one."""
+        place = self._positions.get(index)
+        if place is None:
+            return None
+        for layout in place.layouts:
+            key = (layout, entry_key(layout, values))
+            found = place.segments.get(key)
+            if found is not None:
+                place.segments.move_to_end(key)
+                return found
+        return None
+
+    def statics(self, index: int) -> frozenset[str]:
+        """Names that are static values of a position, as far as known."""
+        place = self._positions.get(index)
+        return frozenset() if place is None else place.statics
+
+    def count(self, index: int, *, hit: bool) -> None:
+        """Count a lookup."""
+        place = self._positions.setdefault(index, _Position())
+        if hit:
+            place.hits += 1
+        else:
+            place.misses += 1
+
+    def put(self, segment: Segment, observe: Observe, *, keep: bool = False) -> None:
+        """Store a segment, telling of an eviction.
+
+        Args:
+            segment: From a `CompileJob`.
+            observe: Is told `CacheEvict`.
+            keep: Keep it outside of the LRU (the function compiled for the shapes given to `compile`); only a graph
+                without breaks has one.
+        """
+        place = self._positions.setdefault(segment.index, _Position())
+        place.statics |= frozenset(segment.host_values)
+        if keep and segment.index == 0 and segment.needs is None:
+            self._kept.setdefault(segment.layout, {})[segment.key] = segment
+            return
+        if segment.layout not in place.layouts:
+            place.layouts.append(segment.layout)
+        key = (segment.layout, segment.key)
+        place.segments[key] = segment
+        place.segments.move_to_end(key)
+        while len(place.segments) > self.cache_size:
+            _, evicted = place.segments.popitem(last=False)
+            place.evictions += 1
+            if all(layout != evicted.layout for layout, _ in place.segments):
+                place.layouts.remove(evicted.layout)
+            observe(CacheEvict(evicted.position, evicted.shapes, self.cache_size))
+
+    def clear(self) -> None:
+        """Drop every segment, the kept ones too; counts start again."""
+        self._positions.clear()
+        self._kept.clear()
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Everything held, in graph order, least recently used first; kept functions first of all."""
+        kept = [segment for segments in self._kept.values() for segment in segments.values()]
+        cached = [s for index in sorted(self._positions) for s in self._positions[index].segments.values()]
+        return (*kept, *cached)
+
+    def statistics(self) -> CacheStatistics:
+        """Counts, for `explain` and `statistics()`."""
+        held = self.segments()
+        positions = tuple(
+            PositionStatistics(
+                position=next(iter(place.segments.values())).position if place.segments else index,
+                segments=len(place.segments),
+                hits=place.hits,
+                misses=place.misses,
+                evictions=place.evictions,
+            )
+            for index, place in sorted(self._positions.items())
+        )
+        return CacheStatistics(
+            segments=len(held),
+            programs=sum(segment.program is not None for segment in held),
+            kept=sum(map(len, self._kept.values())),
+            hits=sum(p.hits for p in positions),
+            misses=sum(p.misses for p in positions),
+            evictions=sum(p.evictions for p in positions),
+            positions=positions,
+        )

@@ -1,0 +1,73 @@
+"""Constant folding of a graph: what can be computed from weights alone is computed once, on the host, for all programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from transmuter_async.compiler.trace import Run, Scope, run_node
+from transmuter_async.errors import TransmuterError
+from transmuter_async.graph import Graph, Node
+from transmuter_async.operators import resolve
+
+__all__ = ["fold_constants"]
+
+
+def fold_constants(graph: Graph, *, budget: int, keep: frozenset[str] = frozenset()) -> Graph:
+    """Replace nodes of the top-level graph whose inputs are all known by initializers.
+
+    A node is left alone where it is random, carries subgraphs, is about strings or sequences, or refuses its inputs
+    (the error belongs to the call that reaches it). Weights that no node needs any more are dropped.
+
+    Args:
+        graph: A sorted graph.
+        budget: Bytes by which the initializers may grow in all.
+        keep: Names that must stay defined (the outputs).
+    """
+    known = dict(graph.initializers)
+    computed: dict[str, np.ndarray] = {}
+    left: list[Node] = []
+    room = budget
+    for node in graph.nodes:
+        outputs = _fold_node(node, known, room)
+        if outputs is None:
+            left.append(node)
+            continue
+        room -= sum(array.nbytes for array in outputs.values())
+        known.update(outputs)
+        computed.update(outputs)
+    if not computed:
+        return graph
+    used = set(keep)
+    for node in left:
+        used.update(node.inputs)
+        for subgraph in node.subgraphs():
+            used |= subgraph.outer_names()
+    initializers = {name: array for name, array in (dict(graph.initializers) | computed).items() if name in used}
+    return replace(graph, nodes=tuple(left), initializers=initializers)
+
+
+def _fold_node(node: Node, known: dict[str, np.ndarray], room: int) -> dict[str, np.ndarray] | None:
+    if any(name and name not in known for name in node.inputs) or any(True for _ in node.subgraphs()):
+        return None
+    definition = resolve(node.domain, node.op_type, node.opset)
+    if definition is None or definition.random:
+        return None
+    run = Run(tracing=False)
+    scope = Scope({name: known[name] for name in node.inputs if name})
+    try:
+        run_node(run, node, scope)
+    except TransmuterError:
+        return None
+    outputs = {name: scope.values[name] for name in node.outputs if name}
+    grown = 0
+    for name, value in outputs.items():
+        if not isinstance(value, np.ndarray) or value.dtype == object:
+            return None
+        grown += value.nbytes
+        if value.flags.writeable:
+            value = np.ascontiguousarray(value)
+            value.flags.writeable = False
+        outputs[name] = value
+    return outputs if grown <= room else None

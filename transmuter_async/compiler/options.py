@@ -1,0 +1,78 @@
+"""What a caller may ask of a compile: `Spec` and `Options`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from transmuter_async.graph import parse_dtype
+
+__all__ = ["Options", "Spec"]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Spec:
+    """Shape and dtype of an input: `Spec((1, 128), "int64")`. Dtypes by ONNX's or numpy's name.
+
+    Raises:
+        TypeError: A dtype that ONNX does not have, or a shape that is not made of integers.
+        ValueError: A negative dimension.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __init__(self, shape: Iterable[int], dtype: object) -> None:
+        dims = []
+        for dim in shape:
+            if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
+                raise TypeError(f"a Spec's dimensions are integers, not {dim!r} in {tuple(shape)}; give sizes to compile for")
+            if dim < 0:
+                raise ValueError(f"a Spec's dimensions are not negative: {tuple(shape)}")
+            dims.append(int(dim))
+        object.__setattr__(self, "shape", tuple(dims))
+        object.__setattr__(self, "dtype", parse_dtype(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything that decides what is compiled and how a call behaves; see `Runtime.compile` for the words.
+
+    Attributes:
+        outputs: Only these outputs, in this order; None for all.
+        static_inputs: Inputs whose value is part of the key from the start.
+        overrides: Initializers that the file lets a caller replace, and that every call gives as inputs.
+        cache_size: Compiled segments kept for each position.
+        min_segment_nodes: A segment after a break with fewer traced nodes runs eagerly.
+        fold_bytes: Constant folding may grow the weights by this many bytes, on top of twice their size.
+    """
+
+    outputs: tuple[str, ...] | None = None
+    static_inputs: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    compiler: str = "xla"
+    cache_size: int = 16
+    min_segment_nodes: int = 20
+    breaks: str = "allow"
+    bounds: str = "check"
+    nonfinite: str = "ignore"
+    precision: str = "highest"
+    optimize: bool = True
+    fold_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "compiler": ("xla", "eager"),
+            "breaks": ("allow", "error"),
+            "bounds": ("check", "clamp"),
+            "nonfinite": ("ignore", "warn", "error"),
+            "precision": ("highest", "platform"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(map(repr, values))}")
+        for name in ("cache_size", "min_segment_nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at least 1")

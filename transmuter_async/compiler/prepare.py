@@ -1,0 +1,170 @@
+"""A model made ready for compiling: passes applied, constants folded, weights on the device once.
+
+A `PreparedGraph` is shared by everything that compiles or runs one model with one set of options. Once made, only its
+table of device weights changes: entries are added by compile threads, under a lock, and dropped by `release`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from transmuter_async.compiler.fold import fold_constants
+from transmuter_async.compiler.options import Options
+from transmuter_async.errors import InputError
+from transmuter_async.graph import Graph, Model, Node, TensorType, Value, passes
+from transmuter_async.operators import resolve
+
+__all__ = ["PreparedGraph", "is_host_only", "prepare_graph"]
+
+DIM_LIKE_ELEMENTS = 64
+"""An integer input of at most rank 1 and this many elements, by the graph's types, may become a static value."""
+
+
+class PreparedGraph:
+    """A graph ready to be compiled in segments.
+
+    Attributes:
+        model: The model as loaded.
+        options: What was asked for.
+        graph: After passes and folding.
+        nodes: Its nodes; a segment is a run of these, named by the index of its first.
+        last_use: For each name, the index of the last node that reads it; `len(nodes)` for an output.
+        dim_like: Names of values that may become static, by the graph's declared types.
+        producers: Node by name of its output, subgraphs included.
+        graph_break: Whether the graph breaks: True, False, or None while nothing was compiled that tells.
+    """
+
+    def __init__(self, model: Model, options: Options, graph: Graph, device: jax.Device) -> None:
+        self.model = model
+        self.options = options
+        self.graph = graph
+        self.device = device
+        self.platform: str = device.platform
+        self.nodes: tuple[Node, ...] = graph.nodes
+        self.outputs: tuple[str, ...] = tuple(value.name for value in graph.outputs)
+        self.reads: tuple[frozenset[str], ...] = tuple(_reads(node) for node in graph.nodes)
+        self.last_use: dict[str, int] = {}
+        for index, names in enumerate(self.reads):
+            for name in names:
+                self.last_use[name] = index
+        for name in self.outputs:
+            self.last_use[name] = len(self.nodes)
+        self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
+        declared = dict(graph.types) | {value.name: value.type for value in graph.inputs}
+        self.dim_like: frozenset[str] = frozenset(name for name, type in declared.items() if _is_dim_like(type))
+        self.graph_break: bool | None = None
+        self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
+        self._initializer_ids = frozenset(id(array) for array in _all_initializers(graph))
+        self._lock = threading.Lock()
+
+    def on_device(self, arrays: Iterable[np.ndarray]) -> tuple[jax.Array, ...]:
+        """Arrays as arguments of a program. Weights are put on the device once and shared by all programs."""
+        found = []
+        for array in arrays:
+            if id(array) not in self._initializer_ids:
+                found.append(jax.device_put(array, self.device))
+                continue
+            with self._lock:
+                entry = self._weights.get(id(array))
+                if entry is None:
+                    entry = (array, jax.device_put(array, self.device))
+                    self._weights[id(array)] = entry
+            found.append(entry[1])
+        return tuple(found)
+
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are on the device now."""
+        with self._lock:
+            return sum(device.nbytes for _, device in self._weights.values())
+
+    def release(self) -> None:
+        """Forget the device's copies of the weights. Programs that hold them keep them alive until dropped."""
+        with self._lock:
+            self._weights.clear()
+
+
+def prepare_graph(model: Model, options: Options) -> Graph:
+    """Apply passes and folding to a model's graph.
+
+    Args:
+        model: As loaded.
+        options: Decide which outputs remain, what is optimized, and the budget of folding.
+
+    Returns:
+        A graph of the same outputs whose replaceable initializers are settled.
+
+    Raises:
+        UnsupportedModel: It needs operators without a definition; all are listed.
+        InputError: `options` names an output or a static input that the graph does not have.
+    """
+    model.check().raise_for_missing()
+    graph = model.graph
+    names = [value.name for value in graph.outputs]
+    if options.outputs is not None:
+        unknown = [name for name in options.outputs if name not in names]
+        if unknown:
+            raise InputError(f"outputs={unknown} are no outputs of the model; it has {names}")
+        graph = passes.prune(graph, options.outputs)
+    strangers = [name for name in options.static_inputs if name not in {v.name for v in graph.inputs}]
+    if strangers:
+        raise InputError(
+            f"static_inputs={strangers} are no inputs of the model; it has {[v.name for v in graph.inputs]}"
+        )
+    graph = _settle_overrides(graph, options.overrides)
+    keep = frozenset(value.name for value in graph.outputs)
+    if options.optimize:
+        graph = passes.remove_identity(graph)
+        weight_bytes = sum(array.nbytes for array in graph.initializers.values())
+        graph = fold_constants(graph, budget=2 * weight_bytes + options.fold_bytes, keep=keep)
+        graph = passes.deduplicate(graph)
+        graph = passes.prune(graph, tuple(value.name for value in graph.outputs))
+    return graph
+
+
+def _settle_overrides(graph: Graph, overrides: tuple[str, ...]) -> Graph:
+    """Make the named initializers inputs, and the other overridable ones plain."""
+    strangers = [name for name in overrides if name not in graph.overridable]
+    if strangers:
+        raise InputError(f"{strangers} are neither inputs nor replaceable initializers of the model")
+    given = tuple(Value(name, TensorType(array.dtype, array.shape)) for name, array in _items(graph, overrides))
+    initializers = {name: array for name, array in graph.initializers.items() if name not in overrides}
+    return replace(graph, inputs=graph.inputs + given, initializers=initializers, overridable=frozenset())
+
+
+def _items(graph: Graph, names: tuple[str, ...]) -> Iterable[tuple[str, np.ndarray]]:
+    return ((name, graph.initializers[name]) for name in names)
+
+
+def is_host_only(node: Node) -> bool:
+    """Whether the node can never be part of a program unless all of its inputs are known."""
+    definition = resolve(node.domain, node.op_type, node.opset)
+    return definition is not None and definition.host
+
+
+def _reads(node: Node) -> frozenset[str]:
+    names = {name for name in node.inputs if name}
+    for graph in node.subgraphs():
+        names |= graph.outer_names()
+    return frozenset(names)
+
+
+def _is_dim_like(type: Any) -> bool:
+    if not isinstance(type, TensorType) or type.dtype is None or type.shape is None:
+        return False
+    if type.dtype.kind not in "iub" or len(type.shape) > 1:
+        return False
+    return all(isinstance(dim, int) and dim <= DIM_LIKE_ELEMENTS for dim in type.shape)
+
+
+def _all_initializers(graph: Graph) -> Iterable[np.ndarray]:
+    yield from graph.initializers.values()
+    for node in graph.nodes:
+        for subgraph in node.subgraphs():
+            yield from _all_initializers(subgraph)
+

@@ -1,0 +1,102 @@
+"""The compiler's front door: a model made ready, the calls of it, and the jobs that compile it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from transmuter_async.compiler.execute import Execution
+from transmuter_async.compiler.inputs import describe_type, take_inputs
+from transmuter_async.compiler.options import Options, Spec
+from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
+from transmuter_async.compiler.segment import CompileJob
+from transmuter_async.errors import InputError
+from transmuter_async.graph import Model, TensorType
+
+__all__ = ["Prepared", "prepare"]
+
+
+class Prepared(PreparedGraph):
+    """A model ready to be called: checks inputs, starts calls, makes the jobs that compile ahead of them."""
+
+    def take_inputs(self, inputs: Mapping[str, Any], copy: bool | None = None) -> dict[str, Any]:
+        """Check a call's inputs and take them over; see `inputs.take_inputs`. Cheap: for the caller's task.
+
+        Raises:
+            InputError: They do not fit the graph; everything is listed.
+        """
+        return take_inputs(self.graph.inputs, inputs, copy=copy, outputs=self.outputs)
+
+    def start(self, inputs: Mapping[str, Any], *, seed: int, device: bool) -> Execution:
+        """A call of inputs from `take_inputs`.
+
+        Args:
+            inputs: By name.
+            seed: Of the random operators, 64 bits.
+            device: Give JAX arrays instead of numpy ones.
+        """
+        return Execution(self, inputs, seed=seed, device=device)
+
+    def spec_job(self, specs: Mapping[str, Any]) -> CompileJob | None:
+        """The job that compiles the first segment for given shapes. May trace: for a worker thread.
+
+        Args:
+            specs: By input name a `Spec`, or an array where the value matters too.
+
+        Returns:
+            None where the graph reads an input on the host of which only a `Spec` was given: its value decides the
+            program, so the first call compiles it.
+
+        Raises:
+            InputError: Specs that do not fit the graph; everything is listed.
+        """
+        samples = self._samples(specs)
+        valued = {name for name, spec in specs.items() if not isinstance(spec, Spec)}
+        statics = frozenset(self.options.static_inputs)
+        if statics - valued:
+            return None
+        job = CompileJob(self, 0, samples, frozenset(), statics, first=True)
+        if (self.dim_like & samples.keys()) - valued and job.statics() - valued:
+            return None
+        return job
+
+    def _samples(self, specs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays without data that stand for the inputs; numpy views of one zero, so they take no memory."""
+        problems = []
+        samples: dict[str, Any] = {}
+        declared = {value.name: value for value in self.graph.inputs}
+        for name in specs:
+            if name not in declared:
+                problems.append(f"{name!r} is not an input")
+        for name, value in declared.items():
+            spec = specs.get(name)
+            if spec is None:
+                if isinstance(value.type, TensorType):
+                    problems.append(f"{name!r} is missing, expected {describe_type(value.type)}")
+                continue
+            if not isinstance(spec, Spec):
+                samples.update(take_inputs([value], {name: spec}))
+                continue
+            if isinstance(value.type, TensorType):
+                want = value.type
+                if want.dtype is not None and spec.dtype != want.dtype:
+                    problems.append(f"{name!r}: dtype {spec.dtype} was given, expected {describe_type(want)}")
+                if want.shape is not None and (
+                    len(want.shape) != len(spec.shape)
+                    or any(isinstance(w, int) and w >= 0 and w != g for w, g in zip(want.shape, spec.shape, strict=True))
+                ):
+                    problems.append(f"{name!r}: shape {spec.shape} was given, expected {describe_type(want)}")
+            samples[name] = np.broadcast_to(np.zeros((), spec.dtype), spec.shape)
+        if problems:
+            expected = ", ".join(f"{name}: {describe_type(value.type)}" for name, value in declared.items())
+            raise InputError(f"the specs do not fit the graph: {'; '.join(problems)}. The graph expects {expected}")
+        return samples
+
+
+def prepare(model: Model, options: Options, *, device: jax.Device | None = None) -> Prepared:
+    """Make a model ready: see `prepare_graph` for what is done and raised. `device` None: jax's first one."""
+    graph = prepare_graph(model, options)
+    return Prepared(model, options, graph, jax.local_devices()[0] if device is None else device)

@@ -1,0 +1,213 @@
+"""A graph as a pure function: `apply(params, inputs)`, for `jax.jit`, `jax.vmap` and `jax.grad`.
+
+Whatever surrounds it, `apply` computes as one program of its own: under a trace a nested `jit`, outside of one a program
+for each signature. Never operator by operator on the device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transmuter_async.compiler.execute import run_key
+from transmuter_async.compiler.inputs import describe_type
+from transmuter_async.compiler.options import Options
+from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
+from transmuter_async.compiler.settings import pinned
+from transmuter_async.compiler.trace import LIFT_BYTES, Run, Scope, run_nodes
+from transmuter_async.compiler.values import fingerprint, signature
+from transmuter_async.errors import InputError
+from transmuter_async.graph import Model, TensorType
+
+__all__ = ["Apply", "to_jax"]
+
+PROGRAMS = 16
+"""Signatures whose programs `apply` keeps when it is called outside of a trace."""
+
+Apply = Callable[..., dict[str, Any]]
+
+
+def to_jax(
+    model: Model,
+    *,
+    bounds: str = "clamp",
+    static_inputs: Mapping[str, Any] | None = None,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[Apply, dict[str, jax.Array]]:
+    """A model as a pure function of its weights and inputs.
+
+    Args:
+        model: As loaded.
+        bounds: What an out-of-range index of Gather and its kin gives: "clamp" the nearest element, "nan" NaN (for
+            integers the dtype's minimum). A pure function cannot raise.
+        static_inputs: Values of inputs that the graph reads on the host (a sample rate that an If tests). They are
+            left out of `inputs`.
+        around: Makes a context that surrounds each run of the graph.
+
+    Returns:
+        `(apply, params)`. `apply(params, inputs, seed=None)` gives a dict of outputs; `inputs` maps names to arrays,
+        `seed` is an integer or (2,) uint32 for random operators (None: zero). `params` holds the floating-point
+        weights by name, so that `jax.grad` can differentiate by them; integer weights belong to the function.
+
+    Raises:
+        UnsupportedModel: Operators are missing.
+        InputError: `static_inputs` names something that is no input.
+        ValueError: `bounds` is neither.
+
+    `apply` raises `NeedsValue` under a trace where the graph breaks, and `InputError` for inputs that do not fit.
+
+    64-bit integers and floats are computed as such whatever the application's `jax_enable_x64` says, and `apply` takes
+    32-bit arrays where the graph says 64. What cannot be made safe here: with x64 off, `jax.jit(apply)` gets numpy
+    int64 arrays only after jax has wrapped them to 32 bits; ids above 2^31 have lost their value before `apply` sees
+    them. Make them true 64-bit arrays first with `device_put` of this library, or keep them below.
+    """
+    if bounds not in ("clamp", "nan"):
+        raise ValueError(f"bounds={bounds!r} is not one of 'clamp', 'nan'")
+    fixed = {name: np.asarray(value) for name, value in (static_inputs or {}).items()}
+    names = {value.name: value for value in model.graph.inputs}
+    strangers = [name for name in fixed if name not in names]
+    if strangers:
+        raise InputError(f"static_inputs={strangers} are no inputs of the model; it has {list(names)}")
+    for name, value in fixed.items():
+        type = names[name].type
+        if isinstance(type, TensorType) and type.dtype is not None:
+            fixed[name] = value.astype(type.dtype)
+    prepared = PreparedGraph(model, Options(), prepare_graph(model, Options()), jax.local_devices()[0])
+    with pinned():
+        params = {
+            name: jax.device_put(array, prepared.device)
+            for name, array in prepared.graph.initializers.items()
+            if array.nbytes > LIFT_BYTES and jnp.issubdtype(array.dtype, jnp.floating)
+        }
+    function = _Function(prepared, fixed, bounds)
+
+    def apply(params: Mapping[str, Any], inputs: Mapping[str, Any], seed: Any = None) -> dict[str, Any]:
+        with pinned(), around():
+            return function(params, inputs, seed)
+
+    return apply, params
+
+
+class _Function:
+    """The state behind an `apply`: programs by signature, for calls outside of a trace."""
+
+    def __init__(self, prepared: PreparedGraph, fixed: Mapping[str, np.ndarray], bounds: str) -> None:
+        self.prepared = prepared
+        self.fixed = dict(fixed)
+        self.bounds = bounds
+        self._programs: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any], seed: Any) -> dict[str, Any]:
+        values = self._check(inputs)
+        if seed is None:
+            seed = np.zeros(2, np.uint32)
+        elif isinstance(seed, (int, np.integer)):
+            seed = run_key(int(seed))
+        leaves = jax.tree.leaves((dict(params), values, seed))
+        known = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, np.ndarray) and (value.dtype == object or name in self.prepared.dim_like)
+        }
+        traced = {name: self._wide(name, value) for name, value in values.items() if name not in known}
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return dict(jax.jit(self._body(known))(dict(params), traced, seed))
+        key = (
+            tuple(sorted((name, fingerprint(value)) for name, value in known.items())),
+            tuple(sorted((name, signature(value)) for name, value in traced.items())),
+            tuple(sorted((name, signature(value)) for name, value in params.items())),
+        )
+        with self._lock:
+            program = self._programs.get(key)
+            if program is None:
+                program = jax.jit(self._body(known))
+                self._programs[key] = program
+            self._programs.move_to_end(key)
+            while len(self._programs) > PROGRAMS:
+                self._programs.popitem(last=False)
+        return dict(program(dict(params), traced, seed))
+
+    def _body(self, known: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
+        prepared = self.prepared
+
+        def body(params: dict[str, Any], inputs: dict[str, Any], seed: Any) -> dict[str, Any]:
+            replaced = {id(prepared.graph.initializers[name]): value for name, value in params.items()}
+
+            def lift(array: np.ndarray) -> Any:
+                found = replaced.get(id(array))
+                return array if found is None else found
+
+            run = Run(
+                tracing=True,
+                seed=jnp.asarray(seed, jnp.uint32),
+                bounds=self.bounds,
+                platform=prepared.platform,
+                lift=lift,
+                producers=prepared.producers,
+            )
+            outer = Scope(dict(prepared.graph.initializers))
+            given = {name: self._cast(name, value) for name, value in inputs.items()}
+            scope = Scope({**self.fixed, **known, **given}, outer=outer)
+            run_nodes(run, prepared.nodes, scope)
+            return {name: jax.tree.map(self._give, scope.read(name)) for name in prepared.outputs}
+
+        return body
+
+    def _cast(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return value
+        type = next(v.type for v in self.prepared.graph.inputs if v.name == name)
+        want = type.dtype if isinstance(type, TensorType) and type.dtype is not None else value.dtype
+        return value if value.dtype == want else value.astype(want)
+
+    @staticmethod
+    def _give(value: Any) -> Any:
+        return jnp.asarray(value)
+
+    def _check(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        declared = {value.name: value for value in self.prepared.graph.inputs if value.name not in self.fixed}
+        problems = [f"{name!r} is not an input" for name in inputs if name not in declared]
+        values: dict[str, Any] = {}
+        for name, value in declared.items():
+            if name not in inputs:
+                problems.append(f"{name!r} is missing, expected {describe_type(value.type)}")
+                continue
+            given = inputs[name]
+            if not isinstance(given, (jax.Array, list)):
+                given = np.asarray(given)
+            values[name] = given
+            type = value.type
+            if isinstance(type, TensorType) and not isinstance(given, list):
+                if type.shape is not None and len(type.shape) != given.ndim:
+                    problems.append(f"{name!r}: shape {given.shape} was given, expected {describe_type(type)}")
+                elif type.dtype is not None and not _accepts(given.dtype, type.dtype):
+                    problems.append(f"{name!r}: dtype {given.dtype} was given, expected {describe_type(type)}")
+        if problems:
+            raise InputError("the inputs do not fit the graph: " + "; ".join(problems))
+        return values
+
+    def _wide(self, name: str, value: Any) -> Any:
+        """An input on the device in the graph's dtype: 32-bit ones become 64-bit where the graph says so."""
+        if isinstance(value, list):
+            return [jnp.asarray(item) for item in value]
+        type = next(v.type for v in self.prepared.graph.inputs if v.name == name)
+        want = type.dtype if isinstance(type, TensorType) and type.dtype is not None else value.dtype
+        if isinstance(value, np.ndarray):
+            return jax.device_put(value.astype(want), self.prepared.device)
+        return value
+
+
+def _accepts(given: np.dtype, want: np.dtype) -> bool:
+    if given == want:
+        return True
+    floating = jnp.issubdtype(given, jnp.floating) and jnp.issubdtype(want, jnp.floating)
+    return (given.kind == want.kind or bool(floating)) and given.itemsize < want.itemsize
+

@@ -1,0 +1,46 @@
+"""The one place that touches jax's settings: pinned while *we* trace and call, never the application's.
+
+Many of jax's settings reach into whatever is traced or called on the same thread: 64-bit mode, promotion rules, the
+transfer guard, `disable_jit`, the NaN checks, the default device. `pinned` sets each to what the meaning of an ONNX graph
+needs, for this thread, and puts the application's back. It is entered in worker threads and inside `apply` only, never
+around an `await`: another task of the same thread would see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import jax
+
+__all__ = ["pinned"]
+
+
+@contextmanager
+def pinned(*, device: jax.Device | None = None, precision: str = "highest") -> Iterator[None]:
+    """Pin jax's settings on this thread.
+
+    Args:
+        device: Where arrays made inside go; None leaves it to jax, not to the application's `jax.default_device`.
+        precision: "highest": float32 products in full float32 on every platform. "platform": jax's own default.
+    """
+    with ExitStack() as stack:
+        for setting in (
+            jax.enable_x64(True),
+            jax.default_matmul_precision("highest" if precision == "highest" else None),
+            jax.numpy_dtype_promotion("strict"),
+            jax.numpy_rank_promotion("allow"),
+            jax.transfer_guard("allow"),
+            jax.disable_jit(False),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+            jax.check_tracer_leaks(False),
+            jax.default_device(device),
+            jax.default_prng_impl("threefry2x32"),
+            jax.threefry_partitionable(True),
+            jax.legacy_prng_key("allow"),
+            jax.debug_key_reuse(False),
+            jax.no_tracing(False),
+        ):
+            stack.enter_context(setting)
+        yield

@@ -1,0 +1,101 @@
+"""What an operator may ask of the run that it is part of.
+
+A definition with the keyword `context` gets one `Context` for its node. The compiler's tracer provides it; the host
+form gets one as well, so an operator never asks which form it is in for these things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from transmuter_async.graph import Node, Value
+
+__all__ = ["Context", "Subgraph"]
+
+
+class Subgraph(Protocol):
+    """A subgraph attribute, as If, Loop, Scan and their kin receive it.
+
+    Calling it runs its nodes on the given inputs, host or traced, seeing the values of the graphs around it. Inside a
+    JAX control-flow primitive wrap the body with `Context.carry`, so that alarms raised inside come out.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def __call__(self, *inputs: Any, iteration: Any = None) -> tuple[Any, ...]:
+        """Outputs in order. `iteration` (host int or traced int) enters the key of random nodes inside."""
+        ...
+
+
+class Context(Protocol):
+    """The run, seen from one node.
+
+    Attributes:
+        node: The node itself, for its name in errors.
+        opset: Version of the node's domain.
+        platform: "cpu", "gpu" or "tpu": where a traced value will be computed. Lowerings are chosen by it.
+    """
+
+    node: Node
+    opset: int
+    platform: str
+
+    def bounded(
+        self, indices: Any, size: int | Any, *, input: str, axis: int | None, inclusive: bool = False
+    ) -> tuple[Any, Any]:
+        """Normalise negative indices and hold them to `[0, size)`, by the run's `bounds` option.
+
+        Args:
+            indices: Integers, host or traced, negative ones counting from the end.
+            size: Size of the axis; broadcastable against `indices` where several axes are indexed at once.
+            input: The operator's input that holds them, for the error.
+            axis: The axis, None where several.
+            inclusive: `size` itself is allowed (insertion points).
+
+        Returns:
+            `(indices, valid)`: indices within bounds, int64 on the host, and None, or a boolean array of the same shape
+            where the run wants out-of-range results replaced (`bounds="nan"`): use `fill_invalid` on the result.
+
+        Raises:
+            IndexOutOfRange: A host index is out of range and `bounds` is "check". A traced one raises when the program
+                has run.
+        """
+        ...
+
+    def fill_invalid(self, result: Any, valid: Any) -> Any:
+        """`result` with NaN (integers: the dtype's minimum) where `valid`, broadcast against it, is false."""
+        ...
+
+    def random_key(self, seed: float | None = None) -> Any:
+        """The key of this node: `(2,)` uint32, host or traced. The operator's `seed` attribute wins over the run's seed.
+
+        The same node of the same model at the same run seed (and loop iteration) has the same key on every tier.
+        """
+        ...
+
+    def carry(self, body: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        """`body` returning `(result, alarm)`, for use inside cond, while_loop and scan; give the alarm to `absorb`."""
+        ...
+
+    def absorb(self, alarm: Any) -> None:
+        """Take the alarm (int32 scalar, 0 = none) that came out of a JAX control-flow primitive."""
+        ...
+
+    def error(self, message: str) -> Exception:
+        """An `OperatorError` that names the node and its operator."""
+        ...
+
+    def needs(self, value: Any, index: int, reason: str) -> np.ndarray:
+        """The host value of input `index`, or `NeedsValue` with `reason` where it is traced.
+
+        For inputs that must be host values only in some cases; `static=` says it for those that always must.
+        """
+        ...
+
+    def budget(self, shape: Sequence[int], dtype: Any) -> tuple[int, ...]:
+        """`shape` as ints, checked to be non-negative and within the element budget, before anything is allocated."""
+        ...
