@@ -7,9 +7,6 @@ Exit code 1 when the graph breaks.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-
-import anyio
 
 from transmuter_async.cli.inputs import add_dim_argument, dims, specs
 from transmuter_async.cli.output import Output
@@ -24,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--static", action="append", default=[], metavar="INPUT", help="an input whose value is known before"
     )
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the segments into FILE")
 
 
 async def execute(options: argparse.Namespace, output: Output) -> int:
@@ -36,9 +32,6 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         with output.working("compiling"):
             compiled = await runtime.compile(model, shapes, static_inputs=tuple(options.static))
             explanation = await compiled.explain()
-    output.data = {"model": options.model, **explanation.as_dict()}
+    output.data = {"model": options.model, **explanation.to_dict()}
     output.line(str(explanation))
-    if options.svg is not None:
-        await anyio.Path(options.svg).write_text(explanation.svg(), encoding="utf-8")
-        output.line(f"drawn into {options.svg}")
     return 1 if explanation.breaks else 0

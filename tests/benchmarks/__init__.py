@@ -1,0 +1,1 @@
+"""Times, told and never judged: `nox -s bench`, or `python -m tests.benchmarks`."""
