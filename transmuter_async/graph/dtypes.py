@@ -43,6 +43,8 @@ _TABLE: tuple[tuple[int, str, np.dtype], ...] = (
     (24, "float8e8m0", np.dtype(ml_dtypes.float8_e8m0fnu)),
     (25, "uint2", np.dtype(ml_dtypes.uint2)),
     (26, "int2", np.dtype(ml_dtypes.int2)),
+    (27, "float6e2m3", np.dtype(ml_dtypes.float6_e2m3fn)),
+    (28, "float6e3m2", np.dtype(ml_dtypes.float6_e3m2fn)),
 )
 
 _BY_NUMBER = MappingProxyType({number: dtype for number, _, dtype in _TABLE})

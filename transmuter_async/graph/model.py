@@ -198,6 +198,7 @@ class Model:
         source: See `Source`.
         known: Tells whether an operator `(domain, name, opset)` has a definition.
         newest: Newest version by domain that the installed `onnx` package defines.
+        optimize: Whether graph passes may be applied before it is compiled; off, the plain graph runs.
     """
 
     graph: Graph
@@ -209,6 +210,7 @@ class Model:
     metadata: Mapping[str, str] = field(default_factory=dict)
     known: Callable[[str, str, int], bool] = field(default=lambda domain, name, opset: True, repr=False)
     newest: Mapping[str, int] = field(default_factory=dict)
+    optimize: bool = True
 
     @property
     def inputs(self) -> tuple[Value, ...]:

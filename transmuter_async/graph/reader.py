@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -305,7 +306,7 @@ class _Standard:
             return None
         versions = [version for version in schema.function_opset_versions if version <= node.opset]
         if versions:
-            return self._decode(schema.get_function_with_opset_version(max(versions)))
+            return self._decode(schema.get_function_with_opset_version(max(versions)), schema)
         versions = [version for version in schema.context_dependent_function_opset_versions if version <= node.opset]
         if not versions:
             return None
@@ -321,11 +322,18 @@ class _Standard:
             proto.SerializeToString(),
             [item.SerializeToString() for item in types if item is not None],
         )
-        return self._decode(found) if found else None
+        return self._decode(found, schema) if found else None
 
-    def _decode(self, data: Any) -> RawFunction:
+    def _decode(self, data: Any, schema: Any) -> RawFunction:
+        """A body of the standard. Defaults of its attributes are in the schema, not in the function."""
         proto = data if isinstance(data, onnx.FunctionProto) else onnx.FunctionProto.FromString(data)
-        return self._decoder.function(proto)
+        body = self._decoder.function(proto)
+        defaults = {
+            name: self._decoder.attribute(attribute.default_value, f"{schema.name}, attribute {name!r}", 0)
+            for name, attribute in schema.attributes.items()
+            if attribute.default_value.name
+        }
+        return replace(body, defaults={**defaults, **body.defaults})
 
     def declare(self, values: Iterable[Value], initializers: Mapping[str, np.ndarray]) -> None:
         """Notes the types of names that are about to be used."""
