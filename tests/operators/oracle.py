@@ -31,8 +31,12 @@ def onnxruntime_outputs(
     opset: int | None = None,
     outputs: int = 1,
     constant: Sequence[int] = (),
+    types: dict[int, Any] | None = None,
 ) -> list[Any]:
-    """What onnxruntime's CPU kernel answers. Inputs at `constant` are given as initializers."""
+    """What onnxruntime's CPU kernel answers.
+
+    Inputs at `constant` are given as initializers. `types`: dtypes of outputs that onnxruntime can't infer.
+    """
     versions = OPSETS | ({} if opset is None else {domain: opset})
     names = [f"i{k}" if value is not None else "" for k, value in enumerate(inputs)]
     feeds, values, initializers = {}, [], []
@@ -52,7 +56,16 @@ def onnxruntime_outputs(
     }
     node = helper.make_node(op, names, results, domain=domain, **given)
     graph = helper.make_graph(
-        [node], "one", values, [onnx.ValueInfoProto(name=name) for name in results], initializer=initializers
+        [node],
+        "one",
+        values,
+        [
+            helper.make_tensor_value_info(name, element_type_of(np.dtype(types[k])), None)
+            if types and k in types
+            else onnx.ValueInfoProto(name=name)
+            for k, name in enumerate(results)
+        ],
+        initializer=initializers,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in versions.items()])
     model.ir_version = 10
@@ -216,12 +229,13 @@ def compare(
     rtol: float = 0.0,
     atol: float = 0.0,
     expected: Sequence[Any] | None = None,
+    types: dict[int, Any] | None = None,
 ) -> tuple[Any, ...]:
     """Both of our forms against onnxruntime, or against `expected`; outputs at `skip` are not looked at."""
     attributes = attributes or {}
     if expected is None:
         expected = onnxruntime_outputs(
-            op, inputs, attributes, domain=domain, opset=opset, outputs=outputs, constant=constant
+            op, inputs, attributes, domain=domain, opset=opset, outputs=outputs, constant=constant, types=types
         )
     ways: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
         ("host", lambda: host_outputs(op, inputs, attributes, domain=domain, opset=opset, outputs=outputs))
