@@ -47,6 +47,8 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
     random,
     recurrent,
     reduction,
+    regions,
+    resize,
     scatter,
     sequence,
     signal,

@@ -6,6 +6,7 @@ bidirectional layer run in the same loop. On the host the loop is Python's, trac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ Activation = Callable[[Any], Any]
 
 # --- activations --------------------------------------------------------------------------------------------------------
 
-# Defaults of alpha and beta; None where the function does not take one. As in onnxruntime where the standard has none.
+# Defaults of alpha and beta; None where the function does not take one, NaN where it must be given.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "relu": (None, None),
     "tanh": (None, None),
@@ -36,7 +37,7 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "leakyrelu": (0.01, None),
     "thresholdedrelu": (1.0, None),
-    "scaledtanh": (1.0, 1.0),
+    "scaledtanh": (math.nan, math.nan),
     "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None),
 }
@@ -101,6 +102,8 @@ def gate_functions(
         for i in range(2):
             if pair[i] is not None and left[i]:
                 pair[i] = left[i].pop(0)
+        if name.lower() == "scaledtanh" and math.nan in pair:
+            raise ValueError("ScaledTanh has no default; give it activation_alpha and activation_beta")
         chosen.append((name.lower(), pair[0], pair[1]))
     count = len(defaults)
     result: list[Activation] = []
@@ -182,7 +185,10 @@ def row_lengths(sequence_lens: Any, time: int, batch: int) -> tuple[Any, Any]:
 def run(
     projected: Any, states: tuple[Any, ...], step: Step, lengths: Any, backwards: tuple[int, ...], order: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    """All outputs (time, directions, batch, hidden) in the order of X, and the states after each row's last step."""
+    """All outputs (time, directions, batch, hidden) in the order of X, and the states after each row's last step.
+
+    The states of a row of length 0 are zeros, as onnxruntime has it; the standard does not say.
+    """
     m = xp(projected, *states, lengths)
 
     def advance(inputs: Any, states: tuple[Any, ...], now: Any) -> tuple[tuple[Any, ...], Any]:
@@ -204,6 +210,9 @@ def run(
         states, outputs = lax.scan(
             lambda carry, item: advance(item[0], carry, item[1]), tuple(states), (jnp.asarray(projected), places)
         )
+    if lengths is not None:
+        some = (lengths > 0)[None, :, None]
+        states = tuple(m.where(some, state, m.zeros_like(state)) for state in states)
     lanes = [_reorder(outputs[:, d], order) if back else outputs[:, d] for d, back in enumerate(backwards)]
     return m.stack(lanes, axis=1), states
 

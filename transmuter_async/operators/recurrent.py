@@ -401,8 +401,8 @@ def lstm_14(
 ) -> tuple[Any, Any, Any]:
     """Gates in the order i, o, f, c; peepholes P in the order i, o, f, the output gate's on the new cell.
 
-    `clip` bounds the input of every activation, also of h; the cell that is carried on is not clipped. With
-    `input_forget` the forget gate is 1 - i. Y is zero after a row's end, Y_h and Y_c are the states at its own last
+    `clip` bounds the input of every activation, so also of h (onnxruntime leaves that one out); the cell that is
+    carried on is not clipped. With `input_forget` the forget gate is 1 - i. Y is zero after a row's end, Y_h and Y_c are the states at its own last
     step.
     """
     x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 4)
