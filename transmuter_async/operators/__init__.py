@@ -27,6 +27,8 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
     cast,
     comparison,
     contrib,
+    contrib_attention,
+    contrib_cache,
     control,
     convolution,
     detection,
