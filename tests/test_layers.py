@@ -25,7 +25,9 @@ BELOW: dict[str, set[str]] = {
     "serving": {"errors", "graph", "operators", "compiler", "bridge", "telemetry", "actors"},
     "tasks": {"errors", "graph", "operators", "compiler", "bridge", "telemetry", "actors", "serving"},
 }
+BELOW["logs"] = {"errors", "bridge", "telemetry"}
 BELOW["runtime"] = {*BELOW}
+BELOW["functions"] = {*BELOW}
 BELOW["demo"] = set()
 BELOW["cli"] = {*BELOW}
 BELOW["server"] = {*BELOW}

@@ -207,6 +207,10 @@ class Subscription(ObjectReceiveStream[Event]):
         return any(not prefix or name == prefix or name.startswith(prefix + ".") for prefix in self._prefixes)
 
     async def __aenter__(self) -> Self:
+        return self.open()
+
+    def open(self) -> Self:
+        """What entering `async with` does, for code that can't await but runs in the loop of the reader."""
         if self._waker is not None:
             raise MisuseError("a subscription can be entered once; ask the bus for another one")
         self._waker = Waker(current_loop(), self._wake)

@@ -23,7 +23,7 @@ from .model import (
     Value,
 )
 from .passes import PASSES, constants_to_initializers, deduplicate, is_random, prune, remove_identity, simplify
-from .reader import Observe, read_model
+from .reader import Observe, external_locations, read_model
 from .report import DynamicDimension, OperatorUse, Report, describe_type
 from .storage import aligned_empty, freeze
 
@@ -53,6 +53,7 @@ __all__ = [  # noqa: RUF022 - plain order, as in every layer
     "describe_type",
     "dtype_of",
     "element_type_of",
+    "external_locations",
     "freeze",
     "is_random",
     "onnx_name",

@@ -36,7 +36,7 @@ from .storage import BufferStorage, FileStorage, Storage
 from .tensors import TensorReader
 from .wire import MARKER_BYTES, Odd, Stripped, Truncated, strip
 
-__all__ = ["Observe", "read_model"]
+__all__ = ["Observe", "external_locations", "read_model"]
 
 Observe = Callable[[str, Mapping[str, object]], None]
 """Called in the worker thread with a fact and its values: "read" (`bytes`, `cut_bytes`, `tensors`), "expanded" (`functions`),
@@ -250,6 +250,38 @@ def _parse(
         return onnx.ModelProto.FromString(rest), stripped
     except DecodeError as error:
         raise InvalidModel(_incomplete(storage.size, str(error)), source=name) from error
+
+
+def external_locations(path: str | os.PathLike[str], *, budget: Budget | None = None) -> tuple[str, ...]:
+    """The distinct locations of external data that a model file names, as written there. No weight is read.
+
+    Raises:
+        InvalidModel: These are not the bytes of a usable model.
+    """
+    name = os.fspath(path)
+    with _open(name) as storage:
+        proto, _ = _parse(storage, budget or Budget(), name, _ignore)
+    found: dict[str, None] = {}
+    graphs = [proto.graph]
+    nodes = [node for function in proto.functions for node in function.node]
+    while graphs or nodes:
+        tensors: list[onnx.TensorProto] = []
+        if graphs:
+            graph = graphs.pop()
+            nodes.extend(graph.node)
+            tensors.extend(graph.initializer)
+            sparse = list(graph.sparse_initializer)
+        else:
+            attributes = nodes.pop().attribute
+            graphs.extend(each for one in attributes for each in (*([one.g] if one.HasField("g") else ()), *one.graphs))
+            tensors.extend(each for one in attributes for each in (*([one.t] if one.HasField("t") else ()), *one.tensors))
+            sparse = [each for one in attributes for each in one.sparse_tensors]
+            sparse.extend(one.sparse_tensor for one in attributes if one.HasField("sparse_tensor"))
+        tensors.extend(each for one in sparse for each in (one.values, one.indices))
+        for tensor in tensors:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                found.update((entry.value, None) for entry in tensor.external_data if entry.key == "location")
+    return tuple(found)
 
 
 def _incomplete(size: int, why: str) -> str:

@@ -1,0 +1,69 @@
+"""An async-first, actor-based runtime for ONNX models on JAX.
+
+async with Runtime() as runtime:
+    compiled = await runtime.compile("model.onnx")
+    outputs = await compiled.run({"x": array})
+"""
+
+from __future__ import annotations
+
+from transmuter_async.actors import ActorStatistics, Compiled
+from transmuter_async.compiler import Break, Explanation, Spec
+from transmuter_async.errors import (
+    ActorStopped,
+    BreakRefused,
+    CircuitOpen,
+    CompileError,
+    DeadlineExceeded,
+    HubError,
+    IndexOutOfRange,
+    InputError,
+    InvalidModel,
+    MisuseError,
+    NeedsValue,
+    NonFiniteError,
+    OperatorError,
+    Overloaded,
+    TransmuterError,
+    UnsupportedModel,
+)
+from transmuter_async.functions import device_put, run_sync, supported_operators, to_jax
+from transmuter_async.graph import Model
+from transmuter_async.runtime import DeviceMemory, Runtime, RuntimeStatistics
+from transmuter_async.telemetry import Event, Telemetry
+from transmuter_async.version import __version__
+
+__all__ = [
+    "ActorStatistics",
+    "ActorStopped",
+    "Break",
+    "BreakRefused",
+    "CircuitOpen",
+    "CompileError",
+    "Compiled",
+    "DeadlineExceeded",
+    "DeviceMemory",
+    "Event",
+    "Explanation",
+    "HubError",
+    "IndexOutOfRange",
+    "InputError",
+    "InvalidModel",
+    "MisuseError",
+    "Model",
+    "NeedsValue",
+    "NonFiniteError",
+    "OperatorError",
+    "Overloaded",
+    "Runtime",
+    "RuntimeStatistics",
+    "Spec",
+    "Telemetry",
+    "TransmuterError",
+    "UnsupportedModel",
+    "__version__",
+    "device_put",
+    "run_sync",
+    "supported_operators",
+    "to_jax",
+]

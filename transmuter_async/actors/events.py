@@ -1,0 +1,166 @@
+"""The compiler's facts made into events: here they get a clock, ids, and the actor's name.
+
+One observer belongs to one call (or one compile) and is called in the one thread that works on it. It counts for the
+actor's statistics, and it is where work that nobody waits for any more is stopped: between two steps, never inside one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from transmuter_async.compiler import (
+    BreakDone,
+    BreakFailed,
+    BreakStarted,
+    CacheEvict,
+    CacheHit,
+    CacheMiss,
+    Fact,
+    SegmentFailed,
+    SegmentReady,
+    SegmentStarted,
+)
+from transmuter_async.telemetry import Span, Telemetry
+
+__all__ = ["Abandoned", "Observer"]
+
+
+class Abandoned(BaseException):
+    """Raised through the compiler to end a call that nobody waits for. Never seen outside of the actor."""
+
+
+class Observer:
+    """Turns facts into events.
+
+    Args:
+        telemetry: The bus.
+        facts: Metadata of every event: `source` and `actor`.
+        call: The call that this is part of, None for work of no call.
+        parent: The span around, None for none.
+        extra: Metadata of the segment's events: `background`.
+
+    Attributes:
+        stopped: Set by the loop when the caller has left: the next step is not taken.
+        deadline: `time.monotonic_ns()` after which the next step is not taken.
+    """
+
+    __slots__ = (
+        "_break",
+        "_extra",
+        "_facts",
+        "_segment",
+        "_segment_began",
+        "_telemetry",
+        "call",
+        "compile_failures",
+        "compile_time",
+        "compiles",
+        "deadline",
+        "evictions",
+        "hits",
+        "misses",
+        "parent",
+        "stopped",
+    )
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        facts: Mapping[str, Any],
+        *,
+        call: int | None = None,
+        parent: int | None = None,
+        deadline: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._telemetry = telemetry
+        self._facts = facts
+        self._extra = extra
+        self.call = call
+        self.parent = parent
+        self.deadline = deadline
+        self.stopped = False
+        self.hits = self.misses = self.evictions = 0
+        self.compiles = self.compile_failures = self.compile_time = 0
+        self._segment: Span | None = None
+        self._segment_began = 0
+        self._break: Span | None = None
+
+    def check(self) -> None:
+        """Raise `Abandoned` when the caller has left or its deadline has passed."""
+        if self.stopped or (self.deadline is not None and time.monotonic_ns() >= self.deadline):
+            raise Abandoned
+
+    def __call__(self, fact: Fact) -> None:
+        """Take a fact. Raises `Abandoned` where the next step must not be taken."""
+        if isinstance(fact, CacheHit):
+            self.check()
+            self.hits += 1
+            if self._telemetry.wants("transmuter.cache.hit"):
+                self._telemetry.emit("transmuter.cache.hit", {"count": 1}, self._placed(fact))
+        elif isinstance(fact, CacheMiss):
+            self.check()
+            self.misses += 1
+            if self._telemetry.wants("transmuter.cache.miss"):
+                self._telemetry.emit("transmuter.cache.miss", {"count": 1}, self._placed(fact))
+        elif isinstance(fact, CacheEvict):
+            self.evictions += 1
+            if self._telemetry.wants("transmuter.cache.evict"):
+                self._telemetry.emit(
+                    "transmuter.cache.evict", {"count": 1}, {**self._placed(fact), "cache_size": fact.cache_size}
+                )
+        elif isinstance(fact, (BreakStarted, BreakDone, BreakFailed)):
+            self._broke(fact)
+        else:
+            self._compiled(fact)
+
+    def _broke(self, fact: BreakStarted | BreakDone | BreakFailed) -> None:
+        if isinstance(fact, BreakStarted):
+            self.check()
+            facts = {**self._facts, "position": fact.position, "node": fact.node, "op_type": fact.op_type}
+            self._break = self._span("transmuter.break", facts).start()
+        elif self._break is not None:
+            span, self._break = self._break, None
+            if isinstance(fact, BreakDone):
+                span.stop()
+            else:
+                span.fail(fact.error)
+
+    def _compiled(self, fact: SegmentStarted | SegmentReady | SegmentFailed) -> None:
+        if isinstance(fact, SegmentStarted):
+            self._segment_began = time.monotonic_ns()
+            facts = {**self._facts, "position": fact.position, "shapes": list(fact.shapes)}
+            if self._extra is not None:
+                facts.update(self._extra)
+            self._segment = self._span("transmuter.segment.compile", facts).start()
+            return
+        self.compile_time += time.monotonic_ns() - self._segment_began
+        span, self._segment = self._segment, None
+        if isinstance(fact, SegmentReady):
+            self.compiles += fact.compiled
+            if span is not None:
+                span.metadata.update(
+                    shapes=list(fact.shapes),
+                    stop=fact.stop,
+                    compiled=fact.compiled,
+                    disk_cache=fact.disk_cache,
+                    reason=fact.reason,
+                    host_values=list(fact.host_values),
+                )
+                span.stop()
+        else:
+            self.compile_failures += 1
+            if span is not None:
+                span.fail(fact.error)
+
+    def _span(self, name: str, facts: Mapping[str, Any]) -> Span:
+        return self._telemetry.span(name, facts, parent=self.parent, call=self.call)
+
+    def _placed(self, fact: CacheHit | CacheMiss | CacheEvict) -> dict[str, Any]:
+        placed = {**self._facts, "position": fact.position, "shapes": list(fact.shapes)}
+        if self.call is not None:
+            placed["call"] = self.call
+            placed["parent"] = self.parent
+        return placed

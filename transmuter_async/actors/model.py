@@ -1,0 +1,636 @@
+"""The model actor: it owns the programs of one compiled model, and everything that runs them.
+
+Who may touch what:
+
+- The loop: calls, slots, waiters, counters. Plain functions that never wait.
+- The run threads (`max_concurrency` of them): the segment cache, and the calls that hold a slot.
+- The compile threads: a compile job, while it runs.
+
+The way of a call. `submit` puts it into a run thread's queue at once when a slot is free, else into the mailbox. The
+thread advances it as far as programs are cached; `_settle` answers it. Where a program is missing the call gives its slot
+back and waits for the one compile of that key; `_compiled` has the program put into the cache and queues the call again,
+in front. So a cached call costs one hop, and is never behind somebody else's compile.
+
+A slot is held until the thread is done, also when the caller has left. A caller that leaves marks its call: queued, it is
+never run; running, it ends before its next step, unheard.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import anyio
+
+from transmuter_async.actors.actor import Actor
+from transmuter_async.actors.events import Abandoned, Observer
+from transmuter_async.actors.messages import (
+    ActorStatistics,
+    ClearCache,
+    Explain,
+    Message,
+    Run,
+    Statistics,
+    Warm,
+)
+from transmuter_async.actors.reply import AnyReply, Reply, again
+from transmuter_async.actors.threads import Threads
+from transmuter_async.compiler import (
+    CompileJob,
+    Execution,
+    Finished,
+    Missing,
+    Observe,
+    Prepared,
+    Segment,
+    SegmentCache,
+    Spec,
+    explain,
+    pinned,
+)
+from transmuter_async.errors import ActorStopped, DeadlineExceeded, NeedsValue, Overloaded
+from transmuter_async.telemetry import Telemetry, detached
+
+__all__ = ["Call", "ModelActor", "deadline_exceeded"]
+
+T = TypeVar("T")
+
+RETRY = 1_000_000_000
+"""Nanoseconds for which a failed compile answers, before it is tried again."""
+
+Place = Literal["waiting", "running", "compiling", "done"]
+
+
+class Call:
+    """A `Run` on its way. Owned by the loop, except for `execution`, which is the thread's that holds the slot.
+
+    Attributes:
+        place: Where it is.
+        queued: Nanoseconds that it waited before it was taken up; None before.
+        compiling: Nanoseconds that it waited for compiles.
+        tier: Which tier answered; None before.
+    """
+
+    __slots__ = (
+        "began",
+        "compiling",
+        "execution",
+        "installed",
+        "message",
+        "observer",
+        "paused",
+        "place",
+        "queued",
+        "reply",
+        "tier",
+    )
+
+    def __init__(self, message: Run, reply: AnyReply, observer: Observer) -> None:
+        self.message: Run | None = message
+        self.reply = reply
+        self.observer = observer
+        self.place: Place = "waiting"
+        self.execution: Execution | None = None
+        self.began = time.monotonic_ns()
+        self.queued: int | None = None
+        self.compiling = 0
+        self.paused = 0
+        self.installed = 0
+        self.tier: str | None = None
+
+
+class _Compile:
+    """One compile of one key, and who waits for it."""
+
+    __slots__ = ("job", "keep", "observer", "place", "replies", "waiters", "wide")
+
+    def __init__(self, job: CompileJob, observer: Observer, *, wide: bool, keep: bool) -> None:
+        self.job = job
+        self.observer = observer
+        self.wide = wide
+        self.keep = keep
+        self.place: Literal["queued", "running", "installing"] = "queued"
+        self.waiters: dict[Call, None] = {}
+        self.replies: list[Reply[Segment]] = []
+
+
+class _SharedCache(SegmentCache):
+    """A cache for several run threads. The lock is held for look-ups, never while something runs or compiles."""
+
+    def __init__(self, cache_size: int) -> None:
+        super().__init__(cache_size)
+        self._lock = threading.RLock()
+
+    def kept(self, values: Mapping[str, Any]) -> Segment | None:
+        with self._lock:
+            return super().kept(values)
+
+    def find(self, index: int, values: Mapping[str, Any]) -> Segment | None:
+        with self._lock:
+            return super().find(index, values)
+
+    def statics(self, index: int) -> frozenset[str]:
+        with self._lock:
+            return super().statics(index)
+
+    def count(self, index: int, *, hit: bool) -> None:
+        with self._lock:
+            super().count(index, hit=hit)
+
+    def put(self, segment: Segment, observe: Observe, *, keep: bool = False) -> None:
+        with self._lock:
+            super().put(segment, observe, keep=keep)
+
+    def clear(self) -> None:
+        with self._lock:
+            super().clear()
+
+    def segments(self) -> tuple[Segment, ...]:
+        with self._lock:
+            return super().segments()
+
+
+class ModelActor(Actor):
+    """The actor of one compiled model.
+
+    Args:
+        name: Of the actor.
+        telemetry: The bus.
+        make: Makes the prepared model; called once, in a compile thread.
+        source: The model's source, for events.
+        specs: Signature to compile at the start, and to keep outside of the cache.
+        cache_size: Segments kept for each position.
+        max_concurrency: Calls that compute at once.
+        mailbox: Calls that may wait before `nowait` is refused.
+        span: The span of the compile that this actor starts in, for the events of its first segment.
+
+    Attributes:
+        prepared: The model, ready to compile; set when the actor is ready.
+        metadata: Of every event: `source` and `actor`.
+        run_job: Runs a compile job in a compile thread. Tests hold it here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        telemetry: Telemetry,
+        make: Callable[[], Prepared],
+        *,
+        source: Any,
+        specs: Mapping[str, Spec] | None,
+        cache_size: int,
+        max_concurrency: int = 1,
+        mailbox: int = 256,
+        span: int | None = None,
+    ) -> None:
+        super().__init__(name, telemetry, {"source": source})
+        self.prepared: Prepared | None = None
+        self.max_concurrency = max_concurrency
+        self.mailbox = mailbox
+        self.run_job: Callable[[CompileJob, Observe], Segment] = _run_job
+        self._make = make
+        self._specs = specs
+        self._cache_size = cache_size
+        self._span = span
+        self.metadata: dict[str, Any] = {"source": source, "actor": name}
+        self._generation = 0
+        self._run_threads: Threads | None = None
+        self._compile_threads: Threads | None = None
+        self._cache = SegmentCache(cache_size)
+        self._calls: set[Call] = set()  # everything not answered
+        self._asks: set[Reply[Any]] = set()
+        self._mail: deque[Call] = deque()
+        self._queued = 0  # entries of `_mail` that somebody still waits for
+        self._paused = 0  # calls that wait for a compile
+        self._running = 0
+        self._compiles: dict[Any, _Compile] = {}
+        self._compile_queue: deque[_Compile] = deque()
+        self._compiling = 0
+        self._failed: dict[Any, tuple[int, BaseException]] = {}
+        self._installs: deque[tuple[int, Any]] = deque(maxlen=64)
+        self._install_count = 0
+        self._counts = dict.fromkeys(
+            ("calls", "answered", "failed", "abandoned", "rejected", "peak_running", "hits", "misses", "evictions"), 0
+        ) | {"compiles": 0, "compile_failures": 0, "compile_time": 0}
+
+    # Messages, on the loop.
+
+    def submit(self, call: Call, *, nowait: bool = False) -> None:
+        """Take a call in.
+
+        Raises:
+            ActorStopped: The actor takes nothing any more.
+            Overloaded: `nowait`, and the mailbox is full.
+        """
+        if self.state not in ("running", "restarting"):
+            raise self.stopped_error()
+        if nowait and self._queued + self._paused >= self.mailbox:
+            self._counts["rejected"] += 1
+            self._reject("overloaded")
+            raise Overloaded(
+                f"the mailbox of {self.name!r} is full: {self._queued + self._paused} calls wait and {self._running} run; "
+                "await run() to wait for room, or send fewer at once"
+            )
+        self._counts["calls"] += 1
+        self._calls.add(call)
+        try:
+            self.checkpoint()
+            if self._running < self.max_concurrency and not self._queued and self.state == "running":
+                self._start(call)
+            else:
+                self._mail.append(call)
+                self._queued += 1
+        except Exception as error:
+            self.crash(error)
+
+    def abandon(self, call: Call, why: str) -> None:
+        """The caller has left. Never raises."""
+        call.observer.stopped = True
+        if call not in self._calls:
+            return
+        self._counts["abandoned"] += 1
+        if call.place == "waiting":
+            self._queued -= 1  # its entry in the mailbox is skipped later
+            if call.queued is None:
+                self._reject(why)
+        elif call.place == "compiling":
+            self._paused -= 1
+            for compile in list(self._compiles.values()):
+                if compile.waiters.pop(call, call) is None:
+                    self._drop_unwanted(compile)
+        self._forget(call)
+
+    async def ask(self, message: Message) -> Any:
+        """Send a message and wait for its answer."""
+        self.check_place()
+        if self.state not in ("running", "restarting") or self._run_threads is None:
+            raise self.stopped_error()
+        if isinstance(message, Warm):
+            return await self._warm(message)
+        return await self._in_run_thread(self._answer, message, self._cache)
+
+    async def statistics(self) -> ActorStatistics:
+        """Counts up to now."""
+        held, program_bytes = await self.ask(Statistics())
+        return ActorStatistics(
+            name=self.name,
+            state=self.state,
+            waiting=self._queued + self._paused,
+            running=self._running,
+            max_concurrency=self.max_concurrency,
+            mailbox=self.mailbox,
+            restarts=self.restarts,
+            cache=held,
+            weight_bytes=0 if self.prepared is None else self.prepared.weight_bytes(),
+            program_bytes=program_bytes,
+            **self._counts,
+        )
+
+    async def _in_run_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """As `Threads.run`, but the end of the actor answers it."""
+        assert self._run_threads is not None
+        reply: Reply[T] = Reply()
+        self._asks.add(reply)
+        try:
+            self._run_threads.submit(work, *arguments, done=reply.settle)
+            return await reply.wait()
+        finally:
+            self._asks.discard(reply)
+
+    def owns_thread(self, thread: threading.Thread) -> bool:
+        """Whether `thread` computes or compiles for this actor. From any thread."""
+        return any(each is not None and each.owns(thread) for each in (self._run_threads, self._compile_threads))
+
+    # In the run thread.
+
+    def _advance(self, call: Call, cache: SegmentCache) -> Finished | Missing:
+        observer = call.observer
+        observer.check()
+        execution = call.execution
+        if execution is None:
+            message, prepared = call.message, self.prepared
+            if message is None or prepared is None:
+                raise Abandoned
+            execution = call.execution = prepared.start(message.inputs, seed=message.seed, device=message.device)
+        return execution.advance(cache, observer)
+
+    def _answer(self, message: Message, cache: SegmentCache) -> Any:
+        if isinstance(message, Explain):
+            assert self.prepared is not None
+            return explain(self.prepared, cache)
+        if isinstance(message, ClearCache):
+            cache.clear()
+            return None
+        return cache.statistics(), sum(_program_bytes(segment) for segment in cache.segments())
+
+    # On the loop again.
+
+    def _start(self, call: Call) -> None:
+        assert self._run_threads is not None
+        call.place = "running"
+        call.installed = self._install_count
+        self._running += 1
+        if self._running > self._counts["peak_running"]:
+            self._counts["peak_running"] = self._running
+        if call.queued is None:
+            call.queued = time.monotonic_ns() - call.began
+        generation = self._generation
+        self._run_threads.submit(
+            self._advance,
+            call,
+            self._cache,
+            done=lambda step, error: self._settle(call, generation, step, error),
+        )
+
+    def _settle(
+        self, call: Call, generation: int, step: Finished | Missing | None, error: BaseException | None
+    ) -> None:
+        if generation != self._generation:
+            return  # of before a crash: everybody was answered then, and its slot went with the threads
+        self._running -= 1
+        self._count(call.observer)
+        self.checkpoint()
+        if call in self._calls:
+            if error is not None:
+                late = isinstance(error, Abandoned)
+                self._give(call, None, deadline_exceeded(self.name, call) if late else error)
+            elif isinstance(step, Missing):
+                self._miss(call, step.job)
+            elif step is not None:
+                call.tier = step.tier
+                self._give(call, step.outputs, None)
+        self._next()
+
+    def _count(self, observer: Observer) -> None:
+        counts = self._counts
+        counts["hits"] += observer.hits
+        counts["misses"] += observer.misses
+        counts["evictions"] += observer.evictions
+        observer.hits = observer.misses = observer.evictions = 0
+
+    def _next(self) -> None:
+        while self._mail and self._running < self.max_concurrency and self.state in ("running", "stopping"):
+            call = self._mail.popleft()
+            if call in self._calls and call.place == "waiting":
+                self._queued -= 1
+                self._start(call)
+
+    def _give(self, call: Call, outputs: Mapping[str, Any] | None, error: BaseException | None) -> None:
+        self._counts["answered" if error is None else "failed"] += 1
+        self._forget(call)
+        call.reply.settle(outputs, error)
+
+    def _forget(self, call: Call) -> None:
+        self._calls.discard(call)
+        if call.place != "running":  # else the thread holds it, and lets go of it by itself
+            call.execution = None
+        call.place = "done"
+        call.message = None
+        self._settled()
+
+    def _reject(self, why: str) -> None:
+        if self.telemetry.wants("transmuter.queue.rejected"):
+            self.telemetry.emit(
+                "transmuter.queue.rejected", {"count": 1}, {**self.metadata, "serving": None, "why": why}
+            )
+
+    # Compiles.
+
+    def _miss(self, call: Call, job: CompileJob) -> None:
+        key = job.key
+        failed = self._failed.get(key)
+        if failed is not None and time.monotonic_ns() - failed[0] < RETRY:
+            self._give(call, None, again(failed[1]))
+            return
+        if any(count > call.installed and key == done for count, done in self._installs):
+            self._requeue(call)  # it came while another run thread looked
+            return
+        call.place = "compiling"
+        call.paused = time.monotonic_ns()
+        self._paused += 1
+        observer = Observer(self.telemetry, self.metadata, call=call.observer.call, parent=call.observer.parent)
+        self._compile(job, observer, wide=False).waiters[call] = None
+
+    def _compile(self, job: CompileJob, observer: Observer, *, wide: bool, keep: bool = False) -> _Compile:
+        compile = self._compiles.get(job.key)
+        if compile is None:
+            compile = self._compiles[job.key] = _Compile(job, observer, wide=wide, keep=keep)
+            if wide:
+                self._compile_queue.append(compile)
+            else:  # calls come before what nobody waits for yet, in their own order
+                place = next((i for i, each in enumerate(self._compile_queue) if each.wide), len(self._compile_queue))
+                self._compile_queue.insert(place, compile)
+            self._next_compile()
+        return compile
+
+    def _next_compile(self) -> None:
+        assert self._compile_threads is not None
+        while self._compile_queue:
+            compile = self._compile_queue[0]
+            if self._compiling >= (self._compile_threads.limit if compile.wide else 1):
+                return
+            self._compile_queue.popleft()
+            compile.place = "running"
+            self._compiling += 1
+            generation = self._generation
+            self._compile_threads.submit(
+                self.run_job,
+                compile.job,
+                compile.observer,
+                done=partial(self._compiled, compile, generation),
+            )
+
+    def _compiled(
+        self, compile: _Compile, generation: int, segment: Segment | None, error: BaseException | None
+    ) -> None:
+        if generation != self._generation:
+            return
+        self._compiling -= 1
+        for name in ("compiles", "compile_failures", "compile_time"):
+            self._counts[name] += getattr(compile.observer, name)
+        self.checkpoint()
+        if segment is None:
+            assert error is not None
+            self._installed(compile, generation, None, error)
+        elif self._run_threads is not None:
+            compile.place = "installing"
+            self._run_threads.submit(
+                partial(self._cache.put, keep=compile.keep),
+                segment,
+                compile.observer,
+                done=lambda _, error: self._installed(compile, generation, segment, error),
+            )
+        self._next_compile()
+
+    def _installed(
+        self, compile: _Compile, generation: int, segment: Segment | None, error: BaseException | None
+    ) -> None:
+        if generation != self._generation:
+            return
+        self.checkpoint()
+        self._count(compile.observer)
+        del self._compiles[compile.job.key]
+        now = time.monotonic_ns()
+        if error is not None:
+            self._failed = {key: entry for key, entry in self._failed.items() if now - entry[0] < RETRY}
+            self._failed[compile.job.key] = (now, detached(error))
+        else:
+            self._install_count += 1
+            self._installs.append((self._install_count, compile.job.key))
+        for reply in compile.replies:
+            reply.settle(segment, None if error is None else again(error))
+        for call in reversed(compile.waiters):
+            self._paused -= 1
+            call.compiling += now - call.paused
+            if error is None:
+                self._requeue(call)
+            else:
+                self._give(call, None, again(error))
+        self._next()
+
+    def _requeue(self, call: Call) -> None:
+        call.place = "waiting"
+        self._mail.appendleft(call)
+        self._queued += 1
+
+    def _drop_unwanted(self, compile: _Compile) -> None:
+        if compile.place == "queued" and not compile.waiters and not compile.replies:
+            self._compile_queue.remove(compile)
+            del self._compiles[compile.job.key]
+
+    async def _warm(self, message: Warm) -> None:
+        async with anyio.create_task_group() as group:
+            for specs in message.signatures:
+                group.start_soon(self._precompile, specs)
+
+    async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
+        """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
+        job = await self._in_run_thread(self._job, specs, self._cache)
+        if job is None or self._run_threads is None:
+            return
+        observer = Observer(
+            self.telemetry,
+            self.metadata,
+            parent=self._span if keep else None,
+            extra=None if keep else {"background": True},
+        )
+        reply: Reply[Segment] = Reply()
+        compile = self._compile(job, observer, wide=not keep, keep=keep)
+        compile.replies.append(reply)
+        self._asks.add(reply)
+        try:
+            await reply.wait()
+        finally:
+            self._asks.discard(reply)
+            compile.replies.remove(reply)
+            if self._compiles.get(compile.job.key) is compile:
+                self._drop_unwanted(compile)
+
+    def _job(self, specs: Mapping[str, Spec], cache: SegmentCache) -> CompileJob | None:
+        """In the run thread: the job for a signature, None where its program is cached."""
+        prepared = self.prepared
+        assert prepared is not None
+        job = prepared.spec_job(specs)
+        values = prepared._samples(specs)
+        return None if cache.kept(values) is not None or cache.find(0, values) is not None else job
+
+    # Life cycle; see `Actor`.
+
+    async def _open(self) -> None:
+        self._generation += 1
+        self._cache = SegmentCache(self._cache_size) if self.max_concurrency == 1 else _SharedCache(self._cache_size)
+        self._compile_threads = Threads(
+            self.loop, f"{self.name}-compile", max(1, os.cpu_count() or 1), crashed=self.crash
+        )
+        if self.prepared is None:
+            self.prepared = await self._compile_threads.run(self._make)
+        self._run_threads = Threads(
+            self.loop, f"{self.name}-run", self.max_concurrency, crashed=self.crash, around=self._around
+        )
+        if self._specs is not None and not self.restarts and self.prepared.options.compiler != "eager":
+            try:
+                await self._precompile(self._specs, keep=True)
+            except NeedsValue:  # its value decides what is compiled, and shapes do not tell it: the first call does
+                self._counts["compile_failures"] -= 1
+        self.checkpoint()
+
+    def _around(self) -> AbstractContextManager[Any]:
+        assert self.prepared is not None
+        return pinned(device=self.prepared.device, precision=self.prepared.options.precision)
+
+    def _opened(self) -> None:
+        self.checkpoint()
+        self._next()
+
+    def _busy(self) -> bool:
+        return bool(self._calls)
+
+    def _abort(self, reason: ActorStopped) -> None:
+        self._generation += 1  # what threads still bring is of the past
+        calls, asks = list(self._calls), list(self._asks)
+        self._calls.clear()
+        self._asks.clear()
+        self._mail.clear()
+        self._compiles.clear()
+        self._compile_queue.clear()
+        self._failed.clear()
+        self._installs.clear()
+        self._queued = self._paused = self._running = self._compiling = 0
+        for call in calls:
+            call.observer.stopped = True
+            call.place = "done"
+            call.message = None
+            self._counts["failed"] += 1
+            call.reply.settle(None, again(reason))
+        for reply in asks:
+            reply.settle(None, again(reason))
+
+    async def _close(self, *, final: bool) -> None:
+        cache = self._cache
+        run_threads, self._run_threads = self._run_threads, None
+        compile_threads, self._compile_threads = self._compile_threads, None
+        if run_threads is not None:
+            run_threads.submit(cache.clear, done=_nothing)  # the thread that owns it drops it
+            run_threads.close()
+        if compile_threads is not None:
+            compile_threads.close()
+            await compile_threads.wait_ended()
+        if run_threads is not None:
+            await run_threads.wait_ended()
+        if final and self.prepared is not None:
+            self.prepared.release()
+
+
+def _run_job(job: CompileJob, observe: Observe) -> Segment:
+    return job.run(observe)
+
+
+def _program_bytes(segment: Segment) -> int:
+    analysis = None if segment.program is None else segment.program.memory_analysis()
+    return 0 if analysis is None else int(getattr(analysis, "generated_code_size_in_bytes", 0))
+
+
+def _nothing(result: Any, error: BaseException | None) -> None:
+    return None
+
+
+def deadline_exceeded(name: str, call: Call) -> DeadlineExceeded:
+    """The error of a call whose deadline has passed: it says where the time went."""
+    waited = time.monotonic_ns() - call.began
+    compiling = call.compiling + (time.monotonic_ns() - call.paused if call.place == "compiling" else 0)
+    where = {
+        "waiting": "it was still in the queue",
+        "compiling": "its program was being compiled; warm() compiles ahead of the traffic",
+        "running": "it was being computed",
+        "done": "it was being computed",
+    }[call.place]
+    return DeadlineExceeded(
+        f"no answer from {name!r} within its timeout: {where}. {waited / 1e6:.1f} ms have passed, of them "
+        f"{(waited if call.queued is None else call.queued) / 1e6:.1f} ms in the queue and {compiling / 1e6:.1f} ms for compiles"
+    )
