@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import STRING, dtype_of, onnx_name, parse_dtype
-from transmuter_async.operators.arguments import is_floating, is_integer
+from transmuter_async.graph import STRING, dtype_of, onnx_name, parse_dtype
+from transmuter_async.operators.arguments import is_floating, is_integer, is_unsigned
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.numeric import widen
 from transmuter_async.operators.registry import is_host, operator, xp
@@ -42,8 +42,10 @@ _HOST_ONLY = frozenset(np.dtype(t) for t in (ml_dtypes.float6_e2m3fn, ml_dtypes.
 def convert(x: Any, dtype: np.dtype, *, saturate: bool = True, round_mode: str = "up") -> Any:
     """Numbers (or bools) as another numeric dtype, by Cast's rules, the same on the host and traced.
 
-    What the standard leaves undefined: a float outside of an integer's range becomes the nearest integer of the dtype, and
-    NaN becomes 0, as XLA has it on every platform. (numpy and onnxruntime give what the processor happens to give.)
+    What the standard leaves undefined is the same on every platform here: NaN is 0 as an integer; a float outside of the
+    range of an integer of fewer than 32 bits loses its high bits, as in onnxruntime (300.0 is 44 as uint8), and so does
+    a negative one that becomes unsigned; outside of a wider one it becomes the nearest integer (onnxruntime: what the
+    processor has, on x86 the smallest).
 
     Args:
         x: The numbers.
@@ -96,23 +98,29 @@ def _overflow(x: Any, dtype: np.dtype) -> Any:
 
 
 def _to_integer(x: Any, dtype: np.dtype) -> Any:
-    """Floats truncated toward zero and saturated; NaN is 0."""
+    """Floats truncated toward zero; what is out of range as `convert` says."""
+    signed = not is_unsigned(dtype)
+    if _bits(dtype) < 32:
+        return _saturated(x, np.dtype(np.int32)).astype(dtype)
+    if signed:
+        return _saturated(x, dtype)
+    return xp(x).where(x < 0, _saturated(x, np.dtype(np.int64)).astype(dtype), _saturated(x, dtype))
+
+
+def _saturated(x: Any, dtype: np.dtype) -> Any:
+    """Floats as a 32- or 64-bit integer: truncated, the nearest one where out of range, 0 for NaN. XLA converts so."""
     if not is_host(x):
-        if dtype.itemsize == 1 and dtype.kind == "V":
-            x = jnp.clip(jnp.trunc(x), float(ml_dtypes.iinfo(dtype).min), float(ml_dtypes.iinfo(dtype).max))
-            return jnp.where(x != x, np.zeros((), x.dtype), x).astype(np.int8).astype(dtype)
         return x.astype(dtype)
-    info = ml_dtypes.iinfo(dtype)
-    low, high = int(info.min), int(info.max)
+    info = np.iinfo(dtype)
     # Powers of two, so exact in every float. What lies between low - 1 and low truncates to low as well.
-    inside = (x >= float(low)) & (x < float(high + 1))
+    low, above = float(info.min), float(info.max + 1)
+    inside = (x >= low) & (x < above)
     with np.errstate(all="ignore"):
         if np.all(inside):
-            return np.asarray(x.astype(np.int8).astype(dtype) if dtype.kind == "V" else x.astype(dtype))
-        whole = np.trunc(np.where(inside, x, 0))
-        whole = whole.astype(np.int8).astype(dtype) if dtype.kind == "V" else whole.astype(dtype)
-    result = np.where(x >= float(high + 1), np.asarray(high, dtype), whole)
-    return np.where(x < float(low), np.asarray(low, dtype), result)
+            return np.asarray(x).astype(dtype)
+        whole = np.where(inside, x, np.zeros((), x.dtype)).astype(dtype)
+    result = np.where(x >= above, dtype.type(info.max), whole)
+    return np.where(x < low, dtype.type(info.min), result)
 
 
 def _to_e8m0(x: Any, saturate: bool, round_mode: str) -> Any:
