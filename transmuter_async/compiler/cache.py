@@ -19,6 +19,7 @@ __all__ = ["CacheStatistics", "PositionStatistics", "SegmentCache"]
 
 @dataclass(slots=True)
 class _Position:
+    position: int = 0
     layouts: list[Layout] = field(default_factory=list)
     segments: OrderedDict[tuple[Layout, tuple[Any, ...]], Segment] = field(default_factory=OrderedDict)
     statics: frozenset[str] = frozenset()
@@ -56,7 +57,7 @@ class SegmentCache:
 
     def __init__(self, cache_size: int) -> None:
         self.cache_size = cache_size
-        self._positions: dict[int, _Position] = {}
+        self._positions: dict[tuple[Any, ...], _Position] = {}
         self._kept: dict[Layout, dict[tuple[Any, ...], Segment]] = {}
 
     def kept(self, values: Mapping[str, Any]) -> Segment | None:
@@ -67,31 +68,33 @@ class SegmentCache:
                 return found
         return None
 
-    def find(self, index: int, values: Mapping[str, Any]) -> Segment | None:
+    def find(self, place: tuple[Any, ...], values: Mapping[str, Any]) -> Segment | None:
         """The segment at a position for these values; it becomes the most recently used one."""
-        place = self._positions.get(index)
-        if place is None:
+        held = self._positions.get(place)
+        if held is None:
             return None
-        for layout in place.layouts:
+        for layout in held.layouts:
+            if not all(name in values for name in layout.arguments + layout.values):
+                continue
             key = (layout, entry_key(layout, values))
-            found = place.segments.get(key)
+            found = held.segments.get(key)
             if found is not None:
-                place.segments.move_to_end(key)
+                held.segments.move_to_end(key)
                 return found
         return None
 
-    def statics(self, index: int) -> frozenset[str]:
+    def statics(self, place: tuple[Any, ...]) -> frozenset[str]:
         """Names that are static values of a position, as far as known."""
-        place = self._positions.get(index)
-        return frozenset() if place is None else place.statics
+        held = self._positions.get(place)
+        return frozenset() if held is None else held.statics
 
-    def count(self, index: int, *, hit: bool) -> None:
+    def count(self, place: tuple[Any, ...], *, hit: bool) -> None:
         """Count a lookup."""
-        place = self._positions.setdefault(index, _Position())
+        held = self._positions.setdefault(place, _Position())
         if hit:
-            place.hits += 1
+            held.hits += 1
         else:
-            place.misses += 1
+            held.misses += 1
 
     def put(self, segment: Segment, observe: Observe, *, keep: bool = False) -> None:
         """Store a segment, telling of an eviction.
@@ -102,21 +105,22 @@ class SegmentCache:
             keep: Keep it outside of the LRU (the function compiled for the shapes given to `compile`); only a graph
                 without breaks has one.
         """
-        place = self._positions.setdefault(segment.index, _Position())
-        place.statics |= frozenset(segment.host_values)
-        if keep and segment.index == 0 and segment.needs is None:
+        held = self._positions.setdefault(segment.place, _Position(segment.position))
+        held.position = segment.position
+        held.statics |= frozenset(segment.host_values)
+        if keep and segment.place == (0,) and segment.needs is None:
             self._kept.setdefault(segment.layout, {})[segment.key] = segment
             return
-        if segment.layout not in place.layouts:
-            place.layouts.append(segment.layout)
+        if segment.layout not in held.layouts:
+            held.layouts.append(segment.layout)
         key = (segment.layout, segment.key)
-        place.segments[key] = segment
-        place.segments.move_to_end(key)
-        while len(place.segments) > self.cache_size:
-            _, evicted = place.segments.popitem(last=False)
-            place.evictions += 1
-            if all(layout != evicted.layout for layout, _ in place.segments):
-                place.layouts.remove(evicted.layout)
+        held.segments[key] = segment
+        held.segments.move_to_end(key)
+        while len(held.segments) > self.cache_size:
+            _, evicted = held.segments.popitem(last=False)
+            held.evictions += 1
+            if all(layout != evicted.layout for layout, _ in held.segments):
+                held.layouts.remove(evicted.layout)
             observe(CacheEvict(evicted.position, evicted.shapes, self.cache_size))
 
     def clear(self) -> None:
@@ -127,28 +131,33 @@ class SegmentCache:
     def segments(self) -> tuple[Segment, ...]:
         """Everything held, in graph order, least recently used first; kept functions first of all."""
         kept = [segment for segments in self._kept.values() for segment in segments.values()]
-        cached = [s for index in sorted(self._positions) for s in self._positions[index].segments.values()]
+        cached = [s for place in sorted(self._positions, key=_order) for s in self._positions[place].segments.values()]
         return (*kept, *cached)
 
     def statistics(self) -> CacheStatistics:
         """Counts, for `explain` and `statistics()`."""
-        held = self.segments()
+        segments = self.segments()
         positions = tuple(
             PositionStatistics(
-                position=next(iter(place.segments.values())).position if place.segments else index,
-                segments=len(place.segments),
-                hits=place.hits,
-                misses=place.misses,
-                evictions=place.evictions,
+                position=held.position,
+                segments=len(held.segments),
+                hits=held.hits,
+                misses=held.misses,
+                evictions=held.evictions,
             )
-            for index, place in sorted(self._positions.items())
+            for _, held in sorted(self._positions.items(), key=lambda item: _order(item[0]))
         )
         return CacheStatistics(
-            segments=len(held),
-            programs=sum(segment.program is not None for segment in held),
+            segments=len(segments),
+            programs=sum(segment.program is not None for segment in segments),
             kept=sum(map(len, self._kept.values())),
             hits=sum(p.hits for p in positions),
             misses=sum(p.misses for p in positions),
             evictions=sum(p.evictions for p in positions),
             positions=positions,
         )
+
+
+def _order(place: tuple[Any, ...]) -> tuple[str, ...]:
+    """Graph order of places, which mix indices and attribute names."""
+    return tuple(f"{part:08d}" if isinstance(part, int) else str(part) for part in place)

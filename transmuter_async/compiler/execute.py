@@ -2,6 +2,9 @@
 
 `Execution.advance` runs in the actor's run thread. It returns `Missing` with the job to compile, and goes on from there
 when it is called again after the job's segment was put into the cache.
+
+A call is a stack of frames. The lowest one walks the graph; where an If or a Loop breaks and its body is large enough to
+be worth programs of its own, the body is a frame on top, compiled in segments like the graph itself.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from transmuter_async.compiler.prepare import PreparedGraph, is_host_only
 from transmuter_async.compiler.segment import CompileJob, Segment
 from transmuter_async.compiler.trace import Run, Scope, run_node
 from transmuter_async.compiler.values import to_numpy
+from transmuter_async.errors import OperatorError
+from transmuter_async.graph import Graph, Node
+from transmuter_async.operators import fold_in
 
 __all__ = ["Execution", "Finished", "Missing", "run_key"]
 
@@ -51,18 +57,45 @@ def run_key(seed: int) -> np.ndarray:
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
 
+class _Frame:
+    """A graph or body on its way: its values, and the index of the next node."""
+
+    __slots__ = ("host", "index", "known", "missed", "prepared", "seed", "values")
+
+    def __init__(
+        self, prepared: PreparedGraph, values: dict[str, Any], known: frozenset[str], seed: np.ndarray, host: _Hosted | None
+    ) -> None:
+        self.prepared = prepared
+        self.values = values
+        self.known = known
+        self.seed = seed
+        self.host = host
+        self.index = 0
+        self.missed = False
+
+    def value(self, name: str) -> Any:
+        """A value of the frame, or a weight."""
+        return self.values[name] if name in self.values else self.prepared.graph.initializers[name]
+
+    def outputs(self) -> list[Any]:
+        """The values of the outputs, in order."""
+        return [self.value(name) for name in self.prepared.outputs]
+
+    def live(self) -> dict[str, Any]:
+        """The values that nodes from here on read."""
+        last_use = self.prepared.last_use
+        return {name: value for name, value in self.values.items() if last_use.get(name, -1) >= self.index}
+
+
 class Execution:
     """The progress of one call. Owned by whoever advances it."""
 
     def __init__(self, prepared: PreparedGraph, inputs: Mapping[str, Any], *, seed: int, device: bool) -> None:
         self.prepared = prepared
         self.device = device
-        self.seed = run_key(seed)
         self._inputs = dict(inputs)
-        self._values: dict[str, Any] = dict(inputs)
-        self._known: frozenset[str] = frozenset()
-        self._index = 0
-        self._missed = False
+        self._frames = [_Frame(prepared, dict(inputs), frozenset(), run_key(seed), None)]
+        self._breaks: list[Node] = []  # the open ones, outer before inner
 
     def advance(self, cache: SegmentCache, observe: Observe) -> Finished | Missing:
         """Go on until the outputs are there or a program is missing.
@@ -72,134 +105,99 @@ class Execution:
             NonFiniteError: The alarm was asked for and rang.
             OperatorError: A break node refuses its inputs.
         """
-        prepared = self.prepared
-        if prepared.options.compiler == "eager":
-            self._run_on_host(0, len(prepared.nodes))
-            return self._finish("interpreted")
-        end = len(prepared.nodes)
-        while self._index < end:
-            if self._breaks_here():
-                self._break(observe)
-                continue
-            segment = cache.kept(self._values) if self._index == 0 else None
-            if segment is None:
-                segment = cache.find(self._index, self._values)
-                if segment is None:
-                    return self._miss(cache, observe)
-                if not self._missed:
-                    cache.count(self._index, hit=True)
-                    observe(CacheHit(segment.position, segment.shapes))
-                self._missed = False
-            self._run(segment)
-            self._index = segment.stop
-            if segment.stop < end:
-                self._break(observe)
-        return self._finish("compiled")
-
-    def _breaks_here(self) -> bool:
-        """A host-only node that meets a run-time value starts no segment of its own."""
-        node = self.prepared.nodes[self._index]
-        if not is_host_only(node):
-            return False
-        return any(name in self._values and name not in self._known for name in node.inputs)
-
-    def _miss(self, cache: SegmentCache, observe: Observe) -> Missing:
-        job = CompileJob(
-            self.prepared,
-            self._index,
-            self._live(),
-            self._known,
-            cache.statics(self._index) | (frozenset(self.prepared.options.static_inputs) & self._values.keys()),
-            first=self._index == 0,
-        )
-        cache.count(self._index, hit=False)
-        observe(CacheMiss(job.position, job.shapes))
-        self._missed = True
-        return Missing(job)
-
-    def _live(self) -> dict[str, Any]:
-        last_use = self.prepared.last_use
-        return {name: value for name, value in self._values.items() if last_use.get(name, -1) >= self._index}
-
-    def _run(self, segment: Segment) -> None:
-        if segment.eager:
-            self._run_on_host(segment.index, segment.stop)
-        elif segment.program is not None:
-            values = self._values
-            arguments = tuple([values[name] for name in segment.arguments])
-            outputs, alarm = segment.program(segment.weights, arguments, self.seed)
-            if alarm is not None:
-                number = int(alarm)
-                if number:
-                    raise segment.alarms[number - 1].error()
-            values.update(zip(segment.outputs, outputs, strict=True))
-        if not segment.eager:
-            self._values.update(segment.host_outputs)
-            self._known |= frozenset(segment.host_outputs)
-
-    def _break(self, observe: Observe) -> None:
-        node = self.prepared.nodes[self._index]
-        position = node.position
-        observe(BreakStarted(position, node.name, node.op_type))
         try:
-            self._run_on_host(self._index, self._index + 1)
+            return self._advance(cache, observe)
         except BaseException as error:
-            observe(BreakFailed(position, node.name, node.op_type, error))
+            while self._breaks:
+                node = self._breaks.pop()
+                observe(BreakFailed(node.position, node.name, node.op_type, error))
             raise
-        observe(BreakDone(position, node.name, node.op_type))
-        self._index += 1
-        self._missed = False
 
-    def _run_on_host(self, start: int, stop: int) -> None:
-        """Nodes in numpy, on this call's values; what later nodes read goes back into the call's values."""
-        prepared = self.prepared
-        options = prepared.options
-        run = Run(
-            tracing=False,
-            seed=self.seed,
-            bounds=options.bounds,
-            nonfinite=options.nonfinite,
-            platform=prepared.platform,
-            producers=prepared.producers,
-        )
-        scope = Scope(outer=_HostValues(self._values, outer=Scope(dict(prepared.graph.initializers))))
-        last_use = prepared.last_use
-        for index in range(start, stop):
-            node = prepared.nodes[index]
-            run_node(run, node, scope)
-            for name in prepared.reads[index]:
-                if last_use[name] == index:
-                    scope.values.pop(name, None)
-        for name, value in scope.values.items():
-            if last_use.get(name, -1) >= stop:
-                self._values[name] = value
+    def _advance(self, cache: SegmentCache, observe: Observe) -> Finished | Missing:
+        if self.prepared.options.compiler == "eager":
+            _run_on_host(self._frames[0], 0, len(self.prepared.nodes))
+            return self._finish("interpreted")
+        while True:
+            frame = self._frames[-1]
+            if frame.index == len(frame.prepared.nodes):
+                if frame.host is None:
+                    return self._finish("compiled")
+                self._frames.pop()
+                self._go_on(frame.host, frame.outputs(), observe)
+            elif _breaks_here(frame):
+                self._break(frame, observe)
+            else:
+                segment = cache.kept(frame.values) if frame.host is None and frame.index == 0 else None
+                if segment is None:
+                    place = (*frame.prepared.path, frame.index)
+                    segment = cache.find(place, frame.values)
+                    if segment is None:
+                        return _miss(frame, place, cache, observe)
+                    if not frame.missed:
+                        cache.count(place, hit=True)
+                        observe(CacheHit(segment.position, segment.shapes))
+                    frame.missed = False
+                _run_segment(frame, segment)
+                frame.index = segment.stop
+                if segment.needs is not None:
+                    self._break(frame, observe)
+
+    def _break(self, frame: _Frame, observe: Observe) -> None:
+        node = frame.prepared.nodes[frame.index]
+        observe(BreakStarted(node.position, node.name, node.op_type))
+        self._breaks.append(node)
+        hosted = _hosted(frame, node)
+        if hosted is None:
+            _run_on_host(frame, frame.index, frame.index + 1)
+            self._leave(frame, observe)
+        else:
+            self._go_on(hosted, None, observe)
+
+    def _go_on(self, hosted: _Hosted, outputs: list[Any] | None, observe: Observe) -> None:
+        """Start the next body of a hosted node, or finish the node."""
+        body = hosted.step(outputs)
+        if body is not None:
+            self._frames.append(body)
+            return
+        frame = hosted.frame
+        last_use = frame.prepared.last_use
+        node = frame.prepared.nodes[frame.index]
+        for name, value in zip(node.outputs, hosted.results, strict=False):
+            if name and name in last_use:
+                frame.values[name] = value
+        self._leave(frame, observe)
+
+    def _leave(self, frame: _Frame, observe: Observe) -> None:
+        node = self._breaks.pop()
+        observe(BreakDone(node.position, node.name, node.op_type))
+        frame.index += 1
 
     def _finish(self, tier: str) -> Finished:
-        prepared = self.prepared
-        initializers = prepared.graph.initializers
-        foreign = {id(value) for value in self._inputs.values()} | {id(value) for value in initializers.values()}
+        frame = self._frames[0]
+        initializers = self.prepared.graph.initializers
+        foreign = {id(value) for value in self._inputs.values()}
         outputs = {}
-        for name in prepared.outputs:
-            value = self._values[name] if name in self._values else initializers[name]
-            outputs[name] = self._give(value, foreign)
+        for name in self.prepared.outputs:
+            value = frame.value(name)
+            outputs[name] = self._give(value, foreign, owned=name not in initializers)
         if self.device:
             outputs = {name: self._put(value) for name, value in outputs.items()}
             jax.block_until_ready([leaf for leaf in jax.tree.leaves(outputs) if isinstance(leaf, jax.Array)])
-        self._values.clear()
+        frame.values.clear()
         self._inputs.clear()
         return Finished(outputs, tier)
 
-    def _give(self, value: Any, foreign: set[int]) -> Any:
+    def _give(self, value: Any, foreign: set[int], *, owned: bool) -> Any:
         """An output as the caller gets it: read-only, never the memory of an input or a weight."""
         if isinstance(value, list):
-            return [self._give(item, foreign) for item in value]
+            return [self._give(item, foreign, owned=False) for item in value]
         if isinstance(value, jax.Array):
-            if id(value) in foreign:
-                return np.array(value) if not self.device else value
-            return value if self.device else np.asarray(value)
+            if self.device:
+                return value
+            return np.array(value) if id(value) in foreign or not owned else np.asarray(value)
         if not isinstance(value, np.ndarray):
             return value
-        if id(value) in foreign or value.base is not None or not value.flags.c_contiguous:
+        if not owned or id(value) in foreign or value.base is not None or not value.flags.c_contiguous:
             value = value.copy()
         value.flags.writeable = False
         return value
@@ -212,8 +210,73 @@ class Execution:
         return value
 
 
+def _breaks_here(frame: _Frame) -> bool:
+    """A host-only node that meets a run-time value starts no segment of its own."""
+    node = frame.prepared.nodes[frame.index]
+    return is_host_only(node) and any(name in frame.values and name not in frame.known for name in node.inputs)
+
+
+def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: Observe) -> Missing:
+    prepared = frame.prepared
+    values = frame.live()
+    job = CompileJob(
+        prepared,
+        frame.index,
+        values,
+        frame.known,
+        cache.statics(place) | (frozenset(prepared.options.static_inputs) & values.keys()),
+        first=frame.host is None and frame.index == 0,
+    )
+    cache.count(place, hit=False)
+    observe(CacheMiss(job.position, job.shapes))
+    frame.missed = True
+    return Missing(job)
+
+
+def _run_segment(frame: _Frame, segment: Segment) -> None:
+    if segment.eager:
+        _run_on_host(frame, segment.index, segment.stop)
+        return
+    values = frame.values
+    if segment.program is not None:
+        arguments = tuple([values[name] for name in segment.arguments])
+        outputs, alarm = segment.program(segment.weights, arguments, frame.seed)
+        if alarm is not None:
+            number = int(alarm)
+            if number:
+                raise segment.alarms[number - 1].error()
+        values.update(zip(segment.outputs, outputs, strict=True))
+    if segment.host_outputs:
+        values.update(segment.host_outputs)
+        frame.known |= segment.host_outputs.keys()
+
+
+def _run_on_host(frame: _Frame, start: int, stop: int) -> None:
+    """Nodes in numpy, on the frame's values; what later nodes read goes back into them."""
+    prepared = frame.prepared
+    options = prepared.options
+    run = Run(
+        tracing=False,
+        seed=frame.seed,
+        bounds=options.bounds,
+        nonfinite=options.nonfinite,
+        platform=prepared.platform,
+        producers=prepared.producers,
+    )
+    scope = Scope(outer=_HostValues(frame.values, outer=Scope(dict(prepared.graph.initializers))))
+    last_use = prepared.last_use
+    for index in range(start, stop):
+        run_node(run, prepared.nodes[index], scope)
+        for name in prepared.reads[index]:
+            if last_use[name] == index:
+                scope.values.pop(name, None)
+    for name, value in scope.values.items():
+        if last_use.get(name, -1) >= stop:
+            frame.values[name] = value
+
+
 class _HostValues(Scope):
-    """A call's values, brought to the host as they are read, without changing where they live."""
+    """A frame's values, brought to the host as they are read, without changing where they live."""
 
     __slots__ = ("_copies",)
 
@@ -223,9 +286,109 @@ class _HostValues(Scope):
 
     def read(self, name: str) -> Any:
         """The value of a name as numpy."""
-        if name in self._copies:
-            return self._copies[name]
-        value = to_numpy(super().read(name))
-        self._copies[name] = value
-        return value
+        if name not in self._copies:
+            self._copies[name] = to_numpy(super().read(name))
+        return self._copies[name]
 
+
+# --- control flow whose bodies are segments ---------------------------------------------------------------------------
+
+
+class _Hosted:
+    """A control-flow node that runs on the host and asks for one body after another.
+
+    Attributes:
+        frame: The frame of the node.
+        results: The node's outputs, once `step` returned None.
+    """
+
+    def __init__(self, frame: _Frame, node: Node) -> None:
+        self.frame = frame
+        self.node = node
+        self.results: list[Any] = []
+
+    def step(self, outputs: list[Any] | None) -> _Frame | None:
+        """The next body to run, given the outputs of the one before; None when the node is done."""
+        raise NotImplementedError
+
+    def body(self, attribute: str, inputs: Mapping[str, Any], seed: np.ndarray) -> _Frame:
+        """A frame for the body, with the values that it takes from around it."""
+        frame = self.frame
+        prepared = frame.prepared.subgraph(frame.index, attribute)
+        captured = {name: frame.values[name] for name in frame.prepared.reads[frame.index] if name in frame.values}
+        return _Frame(prepared, {**captured, **inputs}, frame.known & captured.keys() - inputs.keys(), seed, self)
+
+
+class _HostedIf(_Hosted):
+    def step(self, outputs: list[Any] | None) -> _Frame | None:
+        if outputs is not None:
+            self.results = outputs
+            return None
+        condition = np.asarray(self.frame.value(self.node.inputs[0]))
+        if condition.size != 1:
+            raise _refuse(self.node, f"the condition has shape {condition.shape}, expected one element")
+        branch = "then_branch" if condition.reshape(()) else "else_branch"
+        return self.body(branch, {}, self.frame.seed)
+
+
+class _HostedLoop(_Hosted):
+    """Loop (1 and up): carried values stay where they are, scan outputs are stacked on the host at the end."""
+
+    def __init__(self, frame: _Frame, node: Node) -> None:
+        super().__init__(frame, node)
+        graph = node.attributes["body"]
+        assert isinstance(graph, Graph)
+        self.names = [value.name for value in graph.inputs]
+        trips = frame.value(node.inputs[0]) if node.inputs and node.inputs[0] else None
+        self.trips = None if trips is None else int(np.asarray(trips).reshape(()))
+        given = len(node.inputs) > 1 and node.inputs[1]
+        self.going = True if not given else bool(np.asarray(frame.value(node.inputs[1])).reshape(()))
+        self.carried = [frame.value(name) for name in node.inputs[2:]]
+        self.scanned: list[list[Any]] = []
+        self.iteration = 0
+
+    def empty(self) -> bool:
+        """No iteration at all: the shapes of empty scan outputs are the host form's business."""
+        return not self.going or (self.trips is not None and self.trips <= 0)
+
+    def step(self, outputs: list[Any] | None) -> _Frame | None:
+        count = len(self.carried)
+        if outputs is not None:
+            self.going = bool(np.asarray(outputs[0]).reshape(()))
+            self.carried = outputs[1 : 1 + count]
+            scans = [np.asarray(value) for value in outputs[1 + count :]]
+            self.scanned = [[value] for value in scans] if not self.scanned else self.scanned
+            if self.iteration > 1:
+                for gathered, value in zip(self.scanned, scans, strict=True):
+                    gathered.append(value)
+        if not self.going or (self.trips is not None and self.iteration >= self.trips):
+            self.results = [*self.carried, *(_stack(self.node, gathered) for gathered in self.scanned)]
+            return None
+        values = [np.asarray(self.iteration, np.int64), np.asarray(self.going), *self.carried]
+        seed = np.asarray(fold_in(self.frame.seed, self.iteration))
+        self.iteration += 1
+        return self.body("body", dict(zip(self.names, values, strict=True)), seed)
+
+
+def _hosted(frame: _Frame, node: Node) -> _Hosted | None:
+    """How the bodies of a control-flow node become frames; None where the host form serves it better."""
+    if node.domain or node.op_type not in ("If", "Loop"):
+        return None
+    bodies = list(node.subgraphs())
+    if max((sum(1 for _ in body.walk()) for body in bodies), default=0) < frame.prepared.options.min_segment_nodes:
+        return None
+    if node.op_type == "If":
+        return _HostedIf(frame, node)
+    loop = _HostedLoop(frame, node)
+    return None if loop.empty() else loop
+
+
+def _stack(node: Node, values: list[np.ndarray]) -> np.ndarray:
+    shapes = {value.shape for value in values}
+    if len(shapes) > 1:
+        raise _refuse(node, f"a scan output has different shapes in different iterations: {sorted(shapes)}")
+    return np.stack(values)
+
+
+def _refuse(node: Node, message: str) -> OperatorError:
+    return OperatorError(f"{node.operator} {node.name!r}: {message}", node=node.name, operator=node.operator)

@@ -109,21 +109,21 @@ def explain(prepared: PreparedGraph, cache: SegmentCache) -> Explanation:
     """What a prepared graph's cache tells about it. For the thread that owns the cache."""
     held = cache.segments()
     kept = cache.statistics().kept
-    rows = tuple(_row(prepared, segment, kept=index < kept) for index, segment in enumerate(held))
-    breaks = {segment.stop: segment.needs for segment in held if segment.needs is not None}
+    rows = tuple(_row(segment, kept=index < kept) for index, segment in enumerate(held))
+    breaks = {segment.place[:-1] + (segment.stop,): segment.needs for segment in held if segment.needs is not None}
     return Explanation(
         node_count=prepared.model.node_count,
         traced=len(prepared.nodes),
         graph_break=prepared.graph_break,
         segments=rows,
-        breaks=tuple(_break(prepared, index, needs) for index, needs in sorted(breaks.items())),
+        breaks=tuple(_break(needs) for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))),
     )
 
 
-def _row(prepared: PreparedGraph, segment: Segment, *, kept: bool) -> SegmentRow:
+def _row(segment: Segment, *, kept: bool) -> SegmentRow:
     return SegmentRow(
         position=segment.position,
-        stop="end" if segment.needs is None else prepared.nodes[segment.stop].position,
+        stop="end" if segment.needs is None else segment.needs.position,
         node_count=segment.node_count,
         kind="host" if segment.eager else "program" if segment.program is not None else "known",
         shapes=segment.shapes,
@@ -132,13 +132,12 @@ def _row(prepared: PreparedGraph, segment: Segment, *, kept: bool) -> SegmentRow
     )
 
 
-def _break(prepared: PreparedGraph, index: int, needs: NeedsValue) -> Break:
-    node = prepared.nodes[index]
+def _break(needs: NeedsValue) -> Break:
     return Break(
         id=_break_id(needs),
-        position=node.position,
-        node=node.name,
-        op_type=node.op_type,
+        position=needs.position,
+        node=needs.node,
+        op_type=needs.operator.rpartition(":")[2],
         value=needs.value,
         producer=needs.producer,
         reason=needs.reason,

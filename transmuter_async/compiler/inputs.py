@@ -118,6 +118,8 @@ def _take(given: Any, type: Type | None, copy: bool | None) -> Any:
     if type is None:
         type = TensorType(None, None)
     array, weak, owned = _as_array(given)
+    if type.shape == () and array.shape == (1,):
+        array = array.reshape(())  # onnxruntime takes one element for a scalar, so callers give it
     _check_shape(array, type)
     array, converted = _convert(array, type, weak)
     owned = owned or converted

@@ -35,12 +35,24 @@ class PreparedGraph:
         graph: After passes and folding.
         nodes: Its nodes; a segment is a run of these, named by the index of its first.
         last_use: For each name, the index of the last node that reads it; `len(nodes)` for an output.
+        path: Empty for the graph itself; for a body that runs on the host, the way to it.
+        root: The graph itself; it holds the weights of all of its bodies.
         dim_like: Names of values that may become static, by the graph's declared types.
         producers: Node by name of its output, subgraphs included.
         graph_break: Whether the graph breaks: True, False, or None while nothing was compiled that tells.
     """
 
     def __init__(self, model: Model, options: Options, graph: Graph, device: jax.Device) -> None:
+        self._setup(model, options, graph, device)
+        self.path: tuple[Any, ...] = ()
+        self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
+        self.dim_like: frozenset[str] = _dim_like(graph)
+        self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
+        self._initializer_ids = frozenset(id(array) for array in _all_initializers(graph))
+        self._lock = threading.Lock()
+        self.root: PreparedGraph = self
+
+    def _setup(self, model: Model, options: Options, graph: Graph, device: jax.Device) -> None:
         self.model = model
         self.options = options
         self.graph = graph
@@ -55,26 +67,46 @@ class PreparedGraph:
                 self.last_use[name] = index
         for name in self.outputs:
             self.last_use[name] = len(self.nodes)
-        self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
-        declared = dict(graph.types) | {value.name: value.type for value in graph.inputs}
-        self.dim_like: frozenset[str] = frozenset(name for name, type in declared.items() if _is_dim_like(type))
         self.graph_break: bool | None = None
-        self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
-        self._initializer_ids = frozenset(id(array) for array in _all_initializers(graph))
-        self._lock = threading.Lock()
+        self._subgraphs: dict[tuple[int, str], PreparedGraph] = {}
+
+    def subgraph(self, index: int, attribute: str) -> PreparedGraph:
+        """The body of a control-flow node that runs on the host, ready to be compiled in segments of its own.
+
+        Its small integers never become static: a loop counter would compile a program for each iteration.
+        """
+        with self.root._lock:
+            found = self._subgraphs.get((index, attribute))
+            if found is None:
+                graph = self.nodes[index].attributes[attribute]
+                assert isinstance(graph, Graph)
+                found = PreparedGraph.__new__(PreparedGraph)
+                merged = replace(graph, initializers={**self.graph.initializers, **graph.initializers})
+                found._setup(self.model, self.options, merged, self.device)
+                found.path = (*self.path, index, attribute)
+                found.producers = self.root.producers
+                found.dim_like = self.dim_like & graph.outer_names()
+                found.root = self.root
+                self._subgraphs[index, attribute] = found
+        return found
+
+    def position(self, index: int) -> int:
+        """The position, in the file, of the node at `index`; of the first one it is always 0."""
+        return 0 if index == 0 and not self.path else self.nodes[index].position
 
     def on_device(self, arrays: Iterable[np.ndarray]) -> tuple[jax.Array, ...]:
         """Arrays as arguments of a program. Weights are put on the device once and shared by all programs."""
+        root = self.root
         found = []
         for array in arrays:
-            if id(array) not in self._initializer_ids:
+            if id(array) not in root._initializer_ids:
                 found.append(jax.device_put(array, self.device))
                 continue
-            with self._lock:
-                entry = self._weights.get(id(array))
+            with root._lock:
+                entry = root._weights.get(id(array))
                 if entry is None:
                     entry = (array, jax.device_put(array, self.device))
-                    self._weights[id(array)] = entry
+                    root._weights[id(array)] = entry
             found.append(entry[1])
         return tuple(found)
 
@@ -152,6 +184,11 @@ def _reads(node: Node) -> frozenset[str]:
     for graph in node.subgraphs():
         names |= graph.outer_names()
     return frozenset(names)
+
+
+def _dim_like(graph: Graph) -> frozenset[str]:
+    declared = dict(graph.types) | {value.name: value.type for value in graph.inputs}
+    return frozenset(name for name, type in declared.items() if _is_dim_like(type))
 
 
 def _is_dim_like(type: Any) -> bool:

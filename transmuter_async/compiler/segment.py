@@ -51,6 +51,7 @@ class Segment:
     """A compiled run of nodes `[index, stop)`.
 
     Attributes:
+        place: The way to its first node: its index, or for one in a body that runs on the host, the way there.
         position: Of its first node, in the file.
         stop: Index of the break node after it; the number of nodes at the end.
         needs: Why it stops there; None at the end.
@@ -66,6 +67,7 @@ class Segment:
         node_count: Nodes of the segment that are really computed by the program.
     """
 
+    place: tuple[Any, ...]
     index: int
     position: int
     stop: int
@@ -123,7 +125,8 @@ class CompileJob:
     ) -> None:
         self.prepared = prepared
         self.index = index
-        self.position = 0 if index == 0 else prepared.nodes[index].position
+        self.place = (*prepared.path, index)
+        self.position = prepared.position(index)
         self._values = dict(values)
         self._known = known
         self._statics = statics
@@ -133,7 +136,7 @@ class CompileJob:
             tuple(sorted(name for name in values if name not in by_value)),
             tuple(sorted(name for name in values if name in by_value)),
         )
-        self.key = (index, layout, entry_key(layout, values))
+        self.key = (self.place, layout, entry_key(layout, values))
         self.shapes: Shapes = tuple(shapes_of(name, values[name]) for name in layout.arguments)
 
     def statics(self) -> frozenset[str]:
@@ -161,7 +164,7 @@ class CompileJob:
             SegmentReady(
                 position=segment.position,
                 shapes=segment.shapes,
-                stop="end" if segment.needs is None else self.prepared.nodes[segment.stop].position,
+                stop="end" if segment.needs is None else segment.needs.position,
                 compiled=segment.program is not None,
                 reason=None if segment.needs is None else segment.needs.reason,
                 host_values=segment.host_values,
@@ -183,9 +186,10 @@ class CompileJob:
         arguments = tuple(name for name in layout.arguments if name not in opaque)
         compiles = plan.traced_nodes > 0 and not eager
         program = self._program(plan, arguments) if compiles else None
-        if self.index == 0:
+        if self.index == 0 and not prepared.path:
             prepared.graph_break = plan.needs is not None
         return Segment(
+            place=self.place,
             index=self.index,
             position=self.position,
             stop=plan.stop,

@@ -485,7 +485,8 @@ class NodeContext:
         else:
             run.used_seed = True
             key = run.seed
-        for number in (*self.node.path, *run.iterations):
+        # The iterations first: a loop on the host folds them into the seed that its body's programs take.
+        for number in (*run.iterations, *self.node.path):
             key = fold_in(key, number)
         return key
 
