@@ -103,7 +103,8 @@ class _Writer:
         return helper.make_graph(nodes, graph.name or "g", inputs, [_value(item) for item in graph.outputs], tensors)
 
     def node(self, node: Node) -> onnx.NodeProto:
-        proto = helper.make_node(node.op_type, node.inputs, node.outputs, node.name, domain=node.domain)
+        # without its name: onnxruntime wants names of nodes to be unique, the standard does not
+        proto = helper.make_node(node.op_type, node.inputs, node.outputs, domain=node.domain)
         for name, held in node.attributes.items():
             if isinstance(held, Graph):
                 held = self.graph(held)
