@@ -402,8 +402,9 @@ def resize_19(
 
     Sizes and coordinates are computed in float32, as in onnxruntime, so that ties fall on the same side. Version 19
     introduces the fractional output width; "align_corners" and "tf_crop_and_resize" divide by it, as the standard's
-    tests have it (onnxruntime: by the integer length in every version). Integers are truncated. An antialias filter
-    that reaches beyond the data sees its edge repeated, or with `exclude_outside` nothing (onnxruntime: always nothing).
+    tests have it (onnxruntime: by the integer length in every version). With "tf_crop_and_resize" and scales the region
+    counts in the output's size, as the text says (onnxruntime leaves it out). Integers are truncated and saturated. An
+    antialias filter that reaches beyond the data sees its edge repeated, or with `exclude_outside` nothing.
     """
     rules = _Rules(
         mode=mode,
