@@ -29,6 +29,7 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
     contrib,
     contrib_attention,
     contrib_cache,
+    contrib_weights,
     control,
     convolution,
     detection,
