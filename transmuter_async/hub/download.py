@@ -10,7 +10,7 @@ import logging
 import time
 from urllib.parse import quote
 
-from transmuter_async.hub.answers import Asked, Facts, content_start, error_of, read_facts
+from transmuter_async.hub.answers import Asked, content_start, error_of, read_facts
 from transmuter_async.hub.cache import RepoCache
 from transmuter_async.hub.errors import (
     ChecksumError,
@@ -23,7 +23,7 @@ from transmuter_async.hub.events import Progress
 from transmuter_async.hub.listing import FileInfo
 from transmuter_async.hub.partial import Partial
 from transmuter_async.hub.retry import Retries, Sleep
-from transmuter_async.hub.transport import ERROR_BODY_LIMIT, Exchange, Transport
+from transmuter_async.hub.transport import ERROR_BODY_LIMIT, Answer, Exchange, Transport
 from transmuter_async.hub.workers import Hop, Workers
 
 __all__ = ["Download"]
@@ -61,6 +61,7 @@ class Download:
         self._retries = Retries(sleep)
         self._timeout = timeout
         self._progress = progress
+        self._stated_size: int | None = None
         self._url = f"{asked.endpoint}/{asked.repo}/resolve/{commit}/{quote(asked.file)}"
 
     async def run(self) -> int:
@@ -143,26 +144,25 @@ class Download:
             headers = {"Accept-Encoding": "identity"}
             if start:
                 headers["Range"] = f"bytes={start}-"
-            async with self._transport.get(self._url, timeout=self._timeout, headers=headers) as exchange:
+            async with self._transport.get(
+                self._url, timeout=self._timeout, headers=headers, inspect=self._inspect
+            ) as exchange:
                 if await self._receive(exchange, partial, start):
                     return
         raise HubConsistencyError(f"{self._asked}: the server sends a part of the file where the whole was asked for.")
 
+    def _inspect(self, answer: Answer) -> None:
+        """Compares what the Hub's own answers state with the metadata, before a byte of a body is read."""
+        if answer.from_hub:
+            stated = read_facts(answer.status, answer.headers)
+            stated.check(self._asked, self._commit, self._info)
+            self._stated_size = stated.size if self._stated_size is None else self._stated_size
+
     async def _receive(self, exchange: Exchange, partial: Partial, start: int) -> bool:
         """Takes an answer. False: it does not continue what is there, ask for the whole."""
-        last = exchange.last
+        last = exchange.answer
         if last.status == 416 and start:
             return False
-        facts = Facts()
-        for answer in exchange.answers:
-            if answer.from_hub:
-                stated = read_facts(answer.status, answer.headers)
-                stated.check(self._asked, self._commit, self._info)
-                facts = Facts(
-                    facts.commit or stated.commit,
-                    facts.etag or stated.etag,
-                    stated.size if facts.size is None else facts.size,
-                )
         if last.status not in (200, 206):
             body, _ = await exchange.read(ERROR_BODY_LIMIT)
             raise error_of(last.status, last.headers, body, self._asked, from_hub=last.from_hub, now=time.time())
@@ -172,7 +172,9 @@ class Download:
         if position != start:
             await self._workers.run(partial.restart)
         if partial.size is None:
-            size = facts.size if facts.size is not None else read_facts(last.status, last.headers).size
+            size = self._stated_size
+            if size is None:  # nothing of the Hub's own: then the length that the CDN states
+                size = read_facts(last.status, last.headers).size
             await self._workers.run(partial.expect, size)
         await self._stream(exchange, partial)
         if partial.size is not None and partial.position < partial.size:

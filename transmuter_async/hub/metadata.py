@@ -136,7 +136,7 @@ class Metadata:
         while True:
             try:
                 async with self._transport.get(url, timeout=self._environment.metadata_timeout) as exchange:
-                    last = exchange.last
+                    last = exchange.answer
                     if last.status != 200:
                         body, _ = await exchange.read(ERROR_BODY_LIMIT)
                         raise error_of(

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -66,21 +66,16 @@ class Answer:
 
 
 class Exchange:
-    """A chain of answers: redirects, then the last one, whose body can be read.
+    """The last answer of a chain of redirects, whose body can be read.
 
     Attributes:
-        answers: All of them, in order.
+        answer: Its status and headers.
     """
 
-    def __init__(self, answers: tuple[Answer, ...], response: aiohttp.ClientResponse, url: str) -> None:
-        self.answers = answers
+    def __init__(self, answer: Answer, response: aiohttp.ClientResponse, url: str) -> None:
+        self.answer = answer
         self._response = response
         self._url = url
-
-    @property
-    def last(self) -> Answer:
-        """The answer that has the body."""
-        return self.answers[-1]
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
         """At most `limit` bytes of the body, and whether that was all of it."""
@@ -131,7 +126,12 @@ class Transport:
 
     @asynccontextmanager
     async def get(
-        self, url: str, *, timeout: float, headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+        inspect: Callable[[Answer], None] | None = None,
     ) -> AsyncIterator[Exchange]:
         """Sends a GET and follows redirects.
 
@@ -139,6 +139,7 @@ class Transport:
             url: Absolute, already encoded: it is sent as it is.
             timeout: Seconds without a byte (and for connecting) after which it has failed.
             headers: Besides `User-Agent` and, for the Hub, `Authorization`.
+            inspect: Called with each answer, before its redirect is followed or its body read; may raise.
 
         Raises:
             HubConnectionError: There is no usable connection.
@@ -146,7 +147,6 @@ class Transport:
         """
         session = self._open()
         trusted = True
-        answers: list[Answer] = []
         for _ in range(REDIRECTS_LIMIT + 1):
             from_hub = origin_of(url) in self._hub_origins
             trusted = trusted and from_hub
@@ -154,11 +154,12 @@ class Transport:
             async with response:
                 # `from_hub` also needs an unbroken chain: what a CDN sends back to the Hub's origin states nothing for the Hub.
                 answer = Answer(response.status, response.headers, trusted)
-                answers.append(answer)
                 self._pass_on_warning(answer)
+                if inspect is not None:
+                    inspect(answer)
                 location = response.headers.get("Location")
                 if response.status not in _REDIRECTS or location is None:
-                    yield Exchange(tuple(answers), response, url)
+                    yield Exchange(answer, response, url)
                     return
                 await _drain(response)
             url = _follow(url, location)
