@@ -32,15 +32,17 @@ class Loop:
         backend: `"asyncio"` or `"trio"`.
     """
 
-    __slots__ = ("_native", "_post", "backend")
+    __slots__ = ("_native", "_post", "_running", "backend")
 
     def __init__(self, native: Any) -> None:
         self._native = native
         if isinstance(native, asyncio.AbstractEventLoop):
             self.backend = "asyncio"
             self._post: Callable[..., object] = native.call_soon_threadsafe
+            self._running: Callable[[], Any] = asyncio._get_running_loop
         else:
             self.backend = "trio"
+            self._running = _native_or_none
             self._post = native.run_sync_soon
 
     def post(self, function: Callable[..., object], *arguments: Any) -> bool:
@@ -57,8 +59,7 @@ class Loop:
 
     def is_current(self) -> bool:
         """Whether the caller runs in this loop."""
-        current = current_loop_or_none()
-        return current is not None and current._native is self._native
+        return self._running() is self._native
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Loop) and other._native is self._native
@@ -87,6 +88,11 @@ def current_loop() -> Loop:
 
 def current_loop_or_none() -> Loop | None:
     """The loop that runs the caller, None outside of any."""
+    native = _native_or_none()
+    return None if native is None else Loop(native)
+
+
+def _native_or_none() -> Any:
     try:
         token: EventLoopToken = current_token()
     except Exception as error:
@@ -94,7 +100,7 @@ def current_loop_or_none() -> Loop | None:
         if isinstance(error, RuntimeError) or type(error).__name__ in ("NoEventLoopError", "AsyncLibraryNotFoundError"):
             return None
         raise
-    return Loop(token.native_token)
+    return token.native_token
 
 
 def is_cancellation(error: BaseException) -> bool:

@@ -191,7 +191,8 @@ class Runtime:
         self._check_place()
         if self._closing:
             raise ActorStopped("the runtime was closed; enter a new one")
-        assert self._group is not None and self._threads is not None
+        assert self._group is not None
+        assert self._threads is not None
         return self._group, self._threads
 
     # Loading.
@@ -253,9 +254,7 @@ class Runtime:
             return parse_reference(source, revision=revision)
         if isinstance(source, (str, os.PathLike)):
             assert self._threads is not None
-            path = Path(source).expanduser()
-            if await self._threads.run(path.is_dir):
-                return path
+            return await self._threads.run(_folder, source)
         if revision is not None:
             raise InputError(f"revision={revision!r} was given, but {type(source).__name__} is no source of the Hub")
         return None
@@ -331,8 +330,13 @@ class Runtime:
             precision: As for `Runtime`, which says the default.
             max_concurrency: Calls that compute at once; each holds its slot until its outputs are ready.
             name: Of the actor, in events and errors; made from the source by default.
-            cold: "compile". "interpret", and with it `compile_after`, is not available yet.
-            compile_after, cache_dir, batching, autotune, donate, replicas: Not available yet.
+            cold: "compile". "interpret" is not available yet.
+            compile_after: Not available yet.
+            cache_dir: Not available yet.
+            batching: Not available yet.
+            autotune: Not available yet.
+            donate: Not available yet.
+            replicas: Not available yet.
 
         Raises:
             UnsupportedModel: Operators are missing; all are listed.
@@ -471,6 +475,11 @@ class Runtime:
         log = logs.CompileLog(self.telemetry, self._loop, logger)
         self._logs.append(log)
         group.start_soon(log.serve, name="log_compiles")
+
+
+def _folder(source: str | os.PathLike[str]) -> Path | None:
+    path = Path(source).expanduser()
+    return path if path.is_dir() else None
 
 
 def is_repository(source: str) -> bool:

@@ -47,7 +47,7 @@ class Observer:
     """
 
     __slots__ = (
-        "_break",
+        "_breaks",
         "_extra",
         "_facts",
         "_segment",
@@ -86,7 +86,7 @@ class Observer:
         self.compiles = self.compile_failures = self.compile_time = 0
         self._segment: Span | None = None
         self._segment_began = 0
-        self._break: Span | None = None
+        self._breaks: list[Span] = []  # an If or a Loop that breaks may hold further breaks
 
     def check(self) -> None:
         """Raise `Abandoned` when the caller has left or its deadline has passed."""
@@ -120,9 +120,9 @@ class Observer:
         if isinstance(fact, BreakStarted):
             self.check()
             facts = {**self._facts, "position": fact.position, "node": fact.node, "op_type": fact.op_type}
-            self._break = self._span("transmuter.break", facts).start()
-        elif self._break is not None:
-            span, self._break = self._break, None
+            self._breaks.append(self._span("transmuter.break", facts).start())
+        elif self._breaks:
+            span = self._breaks.pop()
             if isinstance(fact, BreakDone):
                 span.stop()
             else:
@@ -156,11 +156,12 @@ class Observer:
                 span.fail(fact.error)
 
     def _span(self, name: str, facts: Mapping[str, Any]) -> Span:
-        return self._telemetry.span(name, facts, parent=self.parent, call=self.call)
+        parent = self._breaks[-1].id if self._breaks else self.parent
+        return self._telemetry.span(name, facts, parent=parent, call=self.call)
 
     def _placed(self, fact: CacheHit | CacheMiss | CacheEvict) -> dict[str, Any]:
         placed = {**self._facts, "position": fact.position, "shapes": list(fact.shapes)}
         if self.call is not None:
             placed["call"] = self.call
-            placed["parent"] = self.parent
+            placed["parent"] = self._breaks[-1].id if self._breaks else self.parent
         return placed

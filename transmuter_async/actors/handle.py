@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Mapping
@@ -166,7 +165,7 @@ class Compiled:
         assert inputs is not None
         actor = self._actor
         deadline = None if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
-        message = Run(inputs, device, secrets.randbits(64) if seed is None else seed)
+        message = Run(inputs, device, actor.seeds.getrandbits(64) if seed is None else seed)
         observer = Observer(actor.telemetry, actor.metadata, call=span.id, parent=span.id, deadline=deadline)
         return Call(message, reply, observer)
 

@@ -18,6 +18,7 @@ never run; running, it ends before its next step, unheard.
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections import deque
@@ -54,7 +55,7 @@ from transmuter_async.compiler import (
     explain,
     pinned,
 )
-from transmuter_async.errors import ActorStopped, DeadlineExceeded, NeedsValue, Overloaded
+from transmuter_async.errors import ActorStopped, DeadlineExceeded, InputError, Overloaded
 from transmuter_async.telemetry import Telemetry, detached
 
 __all__ = ["Call", "ModelActor", "deadline_exceeded"]
@@ -127,25 +128,25 @@ class _SharedCache(SegmentCache):
         super().__init__(cache_size)
         self._lock = threading.RLock()
 
-    def kept(self, values: Mapping[str, Any]) -> Segment | None:
+    def kept(self, *arguments: Any) -> Segment | None:
         with self._lock:
-            return super().kept(values)
+            return super().kept(*arguments)
 
-    def find(self, index: int, values: Mapping[str, Any]) -> Segment | None:
+    def find(self, *arguments: Any) -> Segment | None:
         with self._lock:
-            return super().find(index, values)
+            return super().find(*arguments)
 
-    def statics(self, index: int) -> frozenset[str]:
+    def statics(self, *arguments: Any) -> frozenset[str]:
         with self._lock:
-            return super().statics(index)
+            return super().statics(*arguments)
 
-    def count(self, index: int, *, hit: bool) -> None:
+    def count(self, *arguments: Any, **options: Any) -> None:
         with self._lock:
-            super().count(index, hit=hit)
+            super().count(*arguments, **options)
 
-    def put(self, segment: Segment, observe: Observe, *, keep: bool = False) -> None:
+    def put(self, *arguments: Any, **options: Any) -> None:
         with self._lock:
-            super().put(segment, observe, keep=keep)
+            super().put(*arguments, **options)
 
     def clear(self) -> None:
         with self._lock:
@@ -173,6 +174,7 @@ class ModelActor(Actor):
     Attributes:
         prepared: The model, ready to compile; set when the actor is ready.
         metadata: Of every event: `source` and `actor`.
+        seeds: Where the seed of a call that gives none comes from.
         run_job: Runs a compile job in a compile thread. Tests hold it here.
     """
 
@@ -193,6 +195,7 @@ class ModelActor(Actor):
         self.prepared: Prepared | None = None
         self.max_concurrency = max_concurrency
         self.mailbox = mailbox
+        self.seeds = random.Random()  # noqa: S311 - of random operators; our own, so that the application's stays its own
         self.run_job: Callable[[CompileJob, Observe], Segment] = _run_job
         self._make = make
         self._specs = specs
@@ -202,7 +205,7 @@ class ModelActor(Actor):
         self._generation = 0
         self._run_threads: Threads | None = None
         self._compile_threads: Threads | None = None
-        self._cache = SegmentCache(cache_size)
+        self._cache = self._new_cache()
         self._calls: set[Call] = set()  # everything not answered
         self._asks: set[Reply[Any]] = set()
         self._mail: deque[Call] = deque()
@@ -273,7 +276,7 @@ class ModelActor(Actor):
             raise self.stopped_error()
         if isinstance(message, Warm):
             return await self._warm(message)
-        return await self._in_run_thread(self._answer, message, self._cache)
+        return await self._ask_thread(self._run_threads, self._answer, message, self._cache)
 
     async def statistics(self) -> ActorStatistics:
         """Counts up to now."""
@@ -292,13 +295,14 @@ class ModelActor(Actor):
             **self._counts,
         )
 
-    async def _in_run_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _ask_thread(self, threads: Threads | None, work: Callable[..., T], *arguments: Any) -> T:
         """As `Threads.run`, but the end of the actor answers it."""
-        assert self._run_threads is not None
+        if threads is None:
+            raise self.stopped_error()
         reply: Reply[T] = Reply()
         self._asks.add(reply)
         try:
-            self._run_threads.submit(work, *arguments, done=reply.settle)
+            threads.submit(work, *arguments, done=reply.settle)
             return await reply.wait()
         finally:
             self._asks.discard(reply)
@@ -336,8 +340,7 @@ class ModelActor(Actor):
         call.place = "running"
         call.installed = self._install_count
         self._running += 1
-        if self._running > self._counts["peak_running"]:
-            self._counts["peak_running"] = self._running
+        self._counts["peak_running"] = max(self._counts["peak_running"], self._running)
         if call.queued is None:
             call.queued = time.monotonic_ns() - call.began
         generation = self._generation
@@ -511,8 +514,16 @@ class ModelActor(Actor):
 
     async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
         """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
-        job = await self._in_run_thread(self._job, specs, self._cache)
-        if job is None or self._run_threads is None:
+        assert self._compile_threads is not None
+        job, values = await self._ask_thread(self._compile_threads, self._job, specs)
+        if job is None:
+            if keep:
+                return
+            raise InputError(
+                f"{self.name!r} reads the value of an input on the host, and a Spec has only its shape: give that input as an "
+                "array among the specs"
+            )
+        if await self._ask_thread(self._run_threads, self._holds, self._cache, job, values):
             return
         observer = Observer(
             self.telemetry,
@@ -532,19 +543,18 @@ class ModelActor(Actor):
             if self._compiles.get(compile.job.key) is compile:
                 self._drop_unwanted(compile)
 
-    def _job(self, specs: Mapping[str, Spec], cache: SegmentCache) -> CompileJob | None:
-        """In the run thread: the job for a signature, None where its program is cached."""
-        prepared = self.prepared
-        assert prepared is not None
-        job = prepared.spec_job(specs)
-        values = prepared._samples(specs)
-        return None if cache.kept(values) is not None or cache.find(0, values) is not None else job
+    def _job(self, specs: Mapping[str, Spec]) -> tuple[CompileJob | None, Mapping[str, Any]]:
+        assert self.prepared is not None
+        return self.prepared.spec_job(specs), self.prepared._samples(specs)
+
+    def _holds(self, cache: SegmentCache, job: CompileJob, values: Mapping[str, Any]) -> bool:
+        return cache.kept(values) is not None or cache.find(job.place, values) is not None
 
     # Life cycle; see `Actor`.
 
     async def _open(self) -> None:
         self._generation += 1
-        self._cache = SegmentCache(self._cache_size) if self.max_concurrency == 1 else _SharedCache(self._cache_size)
+        self._cache = self._new_cache()
         self._compile_threads = Threads(
             self.loop, f"{self.name}-compile", max(1, os.cpu_count() or 1), crashed=self.crash
         )
@@ -554,11 +564,11 @@ class ModelActor(Actor):
             self.loop, f"{self.name}-run", self.max_concurrency, crashed=self.crash, around=self._around
         )
         if self._specs is not None and not self.restarts and self.prepared.options.compiler != "eager":
-            try:
-                await self._precompile(self._specs, keep=True)
-            except NeedsValue:  # its value decides what is compiled, and shapes do not tell it: the first call does
-                self._counts["compile_failures"] -= 1
+            await self._precompile(self._specs, keep=True)
         self.checkpoint()
+
+    def _new_cache(self) -> SegmentCache:
+        return SegmentCache(self._cache_size) if self.max_concurrency == 1 else _SharedCache(self._cache_size)
 
     def _around(self) -> AbstractContextManager[Any]:
         assert self.prepared is not None
