@@ -149,8 +149,8 @@ def test_a_change_while_reading_is_noticed(tmp_path: Path) -> None:
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     path = write(tmp_path, location="weights.bin")
     bad = write(tmp_path / "bad", location="weights.bin", offset="250")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     load(path)
     with pytest.raises(InvalidModel):
         load(bad)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

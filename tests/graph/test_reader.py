@@ -18,7 +18,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.graph.build import INT64, everything, model, nothing, read, same, value
 from transmuter_async.errors import InvalidModel
 from transmuter_async.graph import (
-    Budget, Graph, Model, OptionalType, SequenceType, TensorType, read_model,
+    Budget,
+    Graph,
+    Model,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    read_model,
 )  # fmt: skip
 
 WEIGHT = numpy_helper.from_array(np.arange(2000, dtype=np.float32), "w")
