@@ -112,7 +112,11 @@ def _reflect(x: Any, low: float, high: float) -> Any:
 
 
 def _place(g: Any, size: int, align: bool, mode: str, padding: str) -> Any:
-    """From a normalised coordinate to a place along the axis; places outside are moved as the padding mode says."""
+    """From a normalised coordinate to a place along the axis; places outside are moved as the padding mode says.
+
+    A cubic kernel near a border reads the border's value instead of what lies outside, tap by tap, as in onnxruntime and
+    PyTorch.
+    """
     m = xp(g)
     one, half = np.asarray(1, g.dtype), np.asarray(0.5, g.dtype)
     x = (
@@ -125,7 +129,7 @@ def _place(g: Any, size: int, align: bool, mode: str, padding: str) -> Any:
         x = m.round(x)
     low, high = _limits(size, align)
     outside = (x < low) | (x > high)
-    if padding == "border":
+    if padding == "border" and mode != "cubic":
         x = m.where(outside, m.clip(x, np.asarray(0, x.dtype), np.asarray(size - 1, x.dtype)), x)
     elif padding == "reflection":
         x = m.where(outside, _reflect(x, low, high), x)

@@ -139,7 +139,7 @@ def stft_17(
         index = np.arange(frames)[:, None] * step + np.arange(length)[None, :]
         cut = jnp.take(m.asarray(x), jnp.asarray(index), axis=1, mode="clip")
     if window is not None:
-        cut = cut * widen(window).astype(x.real.dtype if x.dtype.kind == "c" else x.dtype)
+        cut = cut * widen(window).astype(x.dtype)
     if onesided and x.dtype.kind == "c":
         raise ValueError("a complex signal has no one-sided transform; set onesided to 0")
     spectrum = m.fft.rfft(cut, axis=-1) if onesided else _forward(cut, length, -1)
