@@ -269,6 +269,20 @@ def reverse_sequence_10(
     return context.fill_invalid(result, module.reshape(valid, [-1 if a == batch_axis else 1 for a in range(input.ndim)]))
 
 
+@operator("Trilu", since_version=14)
+def trilu_14(input: Any, k: Any = None, /, *, upper: int = 1) -> Any:
+    """The triangle above (`upper`) or below the `k`-th diagonal of each matrix, zero elsewhere; `k` may be traced."""
+    if input.ndim < 2:
+        raise ValueError(f"a tensor of shape {list(input.shape)} holds no matrices")
+    rows, columns = input.shape[-2:]
+    module = xp(input, k)
+    # How far right of the main diagonal an element lies.
+    distance = np.arange(columns, dtype=np.int64) - np.arange(rows, dtype=np.int64)[:, None]
+    shift = np.zeros((), np.int64) if k is None else module.reshape(module.asarray(k), ()).astype(np.int64)
+    kept = distance >= shift if upper else distance <= shift
+    return module.where(kept, input, np.zeros((), input.dtype))
+
+
 @operator("Identity", since_version=1)
 def identity_1(input: Any, /) -> Any:
     """The input: a tensor, from version 14 a sequence, from version 16 an optional."""
