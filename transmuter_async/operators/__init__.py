@@ -6,7 +6,7 @@ definitions. The layer knows graphs' values but no segments, actors or events.
 
 from __future__ import annotations
 
-from transmuter_async.operators.context import Context, Subgraph
+from transmuter_async.operators.context import Context, Subgraph, first_alarm
 from transmuter_async.operators.registry import (
     Operator,
     forced_trace,
@@ -29,6 +29,9 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
     contrib,
     contrib_attention,
     contrib_cache,
+    contrib_experts,
+    contrib_quantized,
+    contrib_quantized_elements,
     contrib_weights,
     control,
     convolution,
@@ -63,6 +66,7 @@ __all__ = [
     "Context",
     "Operator",
     "Subgraph",
+    "first_alarm",
     "fold_in",
     "forced_trace",
     "invoke",
