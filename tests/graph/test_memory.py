@@ -14,20 +14,22 @@ from tests.graph.build import model
 from transmuter_async.graph import wire
 
 MEASURE = """
-import resource, sys, threading, time
+import sys, threading, time
 from transmuter_async.graph import read_model
 known = lambda domain, name, opset: True
 read_model(sys.argv[2], known=known)  # imports, and pages that any read needs
+def peak():  # not ru_maxrss: a child inherits what its parent had when it was started
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 late, stop = [0.0], threading.Event()
 def heartbeat():
     while not stop.is_set():
         began = time.perf_counter(); stop.wait(0.001); late.append(time.perf_counter() - began - 0.001)
 beat = threading.Thread(target=heartbeat); beat.start()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 model = read_model(sys.argv[1], known=known)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+after = peak()
 stop.set(); beat.join()
-print((after - before) * 1024, model.check().prepared_bytes, max(late), sorted(late)[int(len(late) * 0.99)])
+print(after - before, model.check().prepared_bytes, max(late), sorted(late)[int(len(late) * 0.99)])
 """
 
 
@@ -37,7 +39,7 @@ def measure(path: Path, small: Path) -> tuple[float, float, float, float]:
     return grown, prepared, latest, late
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="ru_maxrss")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 @pytest.mark.parametrize("kind", ["raw", "four bits", "float_data"])
 def test_the_peak_is_little_more_than_the_weights(kind: str, tmp_path: Path) -> None:
     rows = 16
@@ -59,7 +61,7 @@ def test_the_peak_is_little_more_than_the_weights(kind: str, tmp_path: Path) -> 
     del tensors
     grown, prepared, latest, late = measure(big, small)
     assert prepared == pytest.approx(rows * 9_600_000)
-    assert grown <= 1.2 * prepared
+    assert 0.95 * prepared < grown <= 1.2 * prepared
     # generous: two busy cores. Parsing this file in one go holds the GIL for about 200 ms.
     assert late < 0.02
     assert latest < 0.1
