@@ -8,7 +8,6 @@ unrolled where the trips are few, and else ends the segment: the node then runs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,10 +15,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from transmuter_async.errors import TransmuterError
 from transmuter_async.graph.dtypes import STRING
-from transmuter_async.graph.model import TensorType, Value
 from transmuter_async.operators.context import Context, Subgraph
+from transmuter_async.operators.iteration import (
+    UNFIT,
+    Carry,
+    Step,
+    Trial,
+    described,
+    flag,
+    holds_traced,
+    no_rows,
+    same_host,
+    scan_trips,
+    stack_rows,
+    strong,
+    traceable,
+    true,
+    try_trip,
+    while_trips,
+)
 from transmuter_async.operators.layout import normal_axis
 from transmuter_async.operators.registry import operator
 
@@ -30,57 +45,6 @@ UNROLLED_SHAPES = 8
 
 UNROLLED_NEEDS = 64
 """Trips that are unrolled at most when the body needs the trip's number, or another value, on the host."""
-
-# What an attempt to trace a body may end with, when it is not fit for a JAX primitive. The next form, or the host, says
-# what is really wrong, if anything is: a branch that is not taken, or a loop without trips, may well make no sense.
-_UNFIT = (TransmuterError, ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError)
-
-
-# --- shared -----------------------------------------------------------------------------------------------------------
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (jax.Array, np.ndarray, np.generic))
-
-
-def _traced(value: Any) -> bool:
-    """Whether a value, or anything in it, is a JAX value."""
-    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
-
-
-def _strong(value: Any) -> Any:
-    """A tensor, or a sequence of them, as JAX values that own their dtype."""
-    return jax.tree.map(lambda leaf: lax.convert_element_type(jnp.asarray(leaf), leaf.dtype), value)
-
-
-def _described(value: Any) -> Any:
-    """Structure, shapes and dtypes, comparable."""
-    leaves, structure = jax.tree.flatten(value)
-    return structure, tuple((tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-
-
-def _same_host(a: Any, b: Any) -> bool:
-    """Whether two values are one and the same, or equal host values of one dtype and shape."""
-    if a is b:
-        return True
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same_host, a, b))
-    if not isinstance(a, (np.ndarray, np.generic)) or not isinstance(b, (np.ndarray, np.generic)):
-        return False
-    return a.dtype == b.dtype and a.shape == b.shape and (a.dtype == STRING or a.tobytes() == b.tobytes()) and bool(
-        a.dtype != STRING or np.all(a == b)
-    )
-
-
-def _flag(value: Any) -> Any:
-    """A condition as a scalar: Python bool on the host, traced bool else. Any shape of one element is accepted."""
-    if isinstance(value, jax.Array):
-        return jnp.reshape(value, ()).astype(jnp.bool_)
-    return bool(np.asarray(value).reshape(-1)[0])
-
-
-def _truth(value: Any) -> np.ndarray:
-    return np.asarray(value, np.bool_)
 
 
 # --- If ---------------------------------------------------------------------------------------------------------------
@@ -97,13 +61,13 @@ def if_1(cond: Any, /, *, else_branch: Subgraph, then_branch: Subgraph, context:
     if np.prod(cond.shape) != 1:
         raise ValueError(f"cond has shape {list(cond.shape)}, not that of one element")
     if not isinstance(cond, jax.Array):
-        return (then_branch if _flag(cond) else else_branch)()
+        return (then_branch if flag(cond) else else_branch)()
     known = _branch_outputs(then_branch, else_branch, context)
     if known is None:
         value = context.needs(cond, 0, "the If condition")
-        return (then_branch if _flag(value) else else_branch)()
+        return (then_branch if flag(value) else else_branch)()
     bodies = [context.carry(_dynamic(branch, known)) for branch in (then_branch, else_branch)]
-    results, alarm = lax.cond(_flag(cond), *bodies)
+    results, alarm = lax.cond(flag(cond), *bodies)
     context.absorb(alarm)
     dynamic = iter(results)
     return tuple(value if is_known else next(dynamic) for is_known, value in known)
@@ -113,14 +77,12 @@ def _dynamic(branch: Subgraph, known: Sequence[tuple[bool, Any]]) -> Callable[[]
     """The branch, giving only what is not known on the host."""
 
     def run() -> list[Any]:
-        return [_strong(value) for value, (is_known, _) in zip(branch(), known, strict=True) if not is_known]
+        return [strong(value) for value, (is_known, _) in zip(branch(), known, strict=True) if not is_known]
 
     return run
 
 
-def _branch_outputs(
-    then_branch: Subgraph, else_branch: Subgraph, context: Context
-) -> list[tuple[bool, Any]] | None:
+def _branch_outputs(then_branch: Subgraph, else_branch: Subgraph, context: Context) -> list[tuple[bool, Any]] | None:
     """For each output whether both branches give one host value, and it; None when they do not fit a `lax.cond`."""
     found = []
     for branch in (then_branch, else_branch):
@@ -128,198 +90,29 @@ def _branch_outputs(
 
         def run(branch: Subgraph = branch, raw: list[Any] = raw) -> Any:
             raw[:] = branch()
-            return [value if _traced(value) else None for value in raw]
+            return [value if holds_traced(value) else None for value in raw]
 
         try:
             jax.eval_shape(context.carry(run))
-        except _UNFIT:
+        except UNFIT:
             return None
         found.append(raw)
     outputs: list[tuple[bool, Any]] = []
     for one, other in zip(*found, strict=True):
-        if not _traced(one) and not _traced(other) and _same_host(one, other):
+        if not holds_traced(one) and not holds_traced(other) and same_host(one, other):
             outputs.append((True, one))
             continue
-        if not _traceable(one) or not _traceable(other) or _described(one) != _described(other):
+        if not traceable(one) or not traceable(other) or described(one) != described(other):
             return None
         outputs.append((False, None))
     return outputs
-
-
-def _traceable(value: Any) -> bool:
-    """Whether a value can go through a JAX primitive: tensors that are no strings, and sequences of such."""
-    leaves = jax.tree.leaves(value, is_leaf=lambda leaf: leaf is None)
-    return all(_is_array(leaf) and leaf.dtype != STRING for leaf in leaves)
-
-
-# --- iteration, shared by Loop and Scan -------------------------------------------------------------------------------
-
-# One trip: (number, carried values, this trip's inputs) -> (goes on, carried values, this trip's outputs).
-_Step = Callable[[Any, list[Any], list[Any]], tuple[Any, list[Any], list[Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What a trial trip told: which carried values stay known, and whether and how trips go on."""
-
-    kept: frozenset[int]
-    goes_on: bool | None
-    invariant: bool
-    emitted: tuple[tuple[tuple[int, ...], np.dtype], ...]
-
-
-def _try_trip(
-    step: _Step, carried: Sequence[Any], slices: Sequence[Any], context: Context
-) -> _Shape | TransmuterError | Exception:
-    """Trace one trip without data, or the exception that this ended with.
-
-    A carried host value that the body hands on unchanged stays known in every trip: the trial takes everything else as
-    traced, so nothing that changes can have led to it.
-
-    Args:
-        slices: Abstract inputs of one trip.
-    """
-    kept = frozenset(i for i, value in enumerate(carried) if not _traced(value))
-    while True:
-        raw: list[Any] = []
-
-        def run(number: Any, moving: list[Any], inputs: list[Any], kept: frozenset[int] = kept) -> Any:
-            flowing = iter(moving)
-            values = [value if i in kept else next(flowing) for i, value in enumerate(carried)]
-            raw[:] = step(number, values, inputs)
-            return jax.tree.map(lambda leaf: leaf if _traced(leaf) else None, raw[1:])
-
-        moving = [value for i, value in enumerate(carried) if i not in kept]
-        if not all(map(_traceable, moving)):
-            return TypeError("a carried value is no tensor that a program can hold")
-        try:
-            jax.eval_shape(context.carry(run), jax.ShapeDtypeStruct((), np.int64), moving, list(slices))
-        except _UNFIT as error:
-            return error
-        goes_on, after, emitted = raw
-        still = frozenset(i for i in kept if not _traced(after[i]) and _same_host(carried[i], after[i]))
-        if still == kept:
-            break
-        kept = still
-    if not all(map(_traceable, emitted)) or not all(_traceable(after[i]) for i in range(len(after)) if i not in kept):
-        return TypeError("a result of the body is no tensor that a program can hold")
-    return _Shape(
-        kept=kept,
-        goes_on=None if _traced(goes_on) else bool(_flag(goes_on)),
-        invariant=all(_described(carried[i]) == _described(after[i]) for i in range(len(after)) if i not in kept),
-        emitted=tuple((tuple(value.shape), np.dtype(value.dtype)) for value in emitted),
-    )
-
-
-class _Carry:
-    """Splits carried values into those that stay known and those that flow through the primitive."""
-
-    def __init__(self, carried: Sequence[Any], kept: frozenset[int]) -> None:
-        self.carried = carried
-        self.kept = kept
-
-    def flowing(self, values: Sequence[Any]) -> list[Any]:
-        return [_strong(value) for i, value in enumerate(values) if i not in self.kept]
-
-    def whole(self, flowing: Sequence[Any]) -> list[Any]:
-        rest = iter(flowing)
-        return [value if i in self.kept else next(rest) for i, value in enumerate(self.carried)]
-
-
-def _first_alarm(before: Any, after: Any) -> Any:
-    return jnp.where(before != 0, before, after)
-
-
-def _scan(
-    step: _Step, carry: _Carry, trips: int, inputs: Sequence[Any], context: Context
-) -> tuple[list[Any], list[Any]]:
-    """`trips` trips as `lax.scan`: carried values, and each output stacked on a first axis."""
-
-    def body(state: tuple[list[Any], Any], sliced: tuple[Any, list[Any]]) -> Any:
-        number, parts = sliced
-
-        def trip() -> tuple[list[Any], list[Any]]:
-            _, after, emitted = step(number, carry.whole(state[0]), parts)
-            return carry.flowing(after), [_strong(value) for value in emitted]
-
-        (after, emitted), alarm = context.carry(trip)()
-        return (after, _first_alarm(state[1], alarm)), emitted
-
-    start = (carry.flowing(carry.carried), jnp.int32(0))
-    numbers = jnp.arange(trips, dtype=jnp.int64)
-    (flowing, alarm), stacked = lax.scan(body, start, (numbers, [jnp.asarray(value) for value in inputs]), length=trips)
-    context.absorb(alarm)
-    return carry.whole(flowing), stacked
-
-
-def _while(step: _Step, carry: _Carry, bound: Any, goes_on: Any, context: Context) -> list[Any]:
-    """Trips while the condition holds and `bound` (None: no bound) is not reached, as `lax.while_loop`."""
-
-    def running(state: Any) -> Any:
-        number, on, _, _ = state
-        return on if bound is None else on & (number < bound)
-
-    def body(state: Any) -> Any:
-        number, _, flowing, alarm = state
-
-        def trip() -> tuple[Any, list[Any]]:
-            on, after, _ = step(number, carry.whole(flowing), [])
-            return jnp.asarray(_flag(on)), carry.flowing(after)
-
-        (on, after), new = context.carry(trip)()
-        return number + 1, on, after, _first_alarm(alarm, new)
-
-    start = (jnp.int64(0), jnp.asarray(_flag(goes_on)), carry.flowing(carry.carried), jnp.int32(0))
-    _, _, flowing, alarm = lax.while_loop(running, body, start)
-    context.absorb(alarm)
-    return carry.whole(flowing)
-
-
-def _stacked(rows: Sequence[Any], axis: int = 0) -> Any:
-    """Outputs of the trips of a Python loop on a new axis."""
-    shapes = {tuple(row.shape) for row in rows}
-    if len(shapes) > 1:
-        raise ValueError(f"the body's outputs differ in shape from trip to trip: {sorted(shapes)}")
-    if not any(map(_traced, rows)):
-        return np.stack(rows, axis)
-    dtype = rows[0].dtype
-    if dtype.name in ("int2", "uint2"):  # XLA's CPU compiler cannot concatenate those
-        return jnp.stack([jnp.asarray(row).astype(jnp.int8) for row in rows], axis).astype(dtype)
-    return jnp.stack(rows, axis)
-
-
-def _no_rows(
-    step: _Step, carried: Sequence[Any], slices: Sequence[Any], outputs: Sequence[Value], context: Context, *, host: bool
-) -> list[Any]:
-    """The stacked outputs of no trips: (0, …) with the shape and dtype that one trip would give.
-
-    A trip is traced without data. Where that cannot be, the declared types decide, unknown dimensions being 0.
-    """
-    if not outputs:
-        return []
-    trial = _try_trip(step, carried, slices, context)
-    shapes: list[tuple[tuple[int, ...], np.dtype]] = []
-    if isinstance(trial, _Shape):
-        shapes += trial.emitted
-    else:
-        for output in outputs:
-            declared = output.type
-            if not isinstance(declared, TensorType) or declared.dtype is None or declared.shape is None:
-                raise context.error(
-                    f"no trip was made, and the shape of {output.name!r} is neither declared nor found: {trial}"
-                ) from trial
-            shapes.append((tuple(d if isinstance(d, int) else 0 for d in declared.shape), declared.dtype))
-    # A known result stays known: it has no elements.
-    return [np.zeros((0, *shape), dtype) if host or dtype == STRING else jnp.zeros((0, *shape), dtype) for shape, dtype in shapes]
 
 
 # --- Loop -------------------------------------------------------------------------------------------------------------
 
 
 @operator("Loop", since_version=1)
-def loop_1(
-    M: Any = None, cond: Any = None, /, *v_initial: Any, body: Subgraph, context: Context  # noqa: N803
-) -> tuple[Any, ...]:
+def loop_1(M: Any = None, cond: Any = None, /, *v_initial: Any, body: Subgraph, context: Context) -> tuple[Any, ...]:
     """Run `body` while its condition holds, at most `M` times; its further outputs are stacked trip by trip.
 
     The result is the carried values after the last trip, then the stacked outputs: (0, …) after no trips. Carried
@@ -332,15 +125,15 @@ def loop_1(
 
     def step(number: Any, values: list[Any], _: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         trip = number if isinstance(number, jax.Array) else np.asarray(number, np.int64)
-        on, *rest = body(trip, _truth(True), *values, iteration=number)
+        on, *rest = body(trip, true(), *values, iteration=number)
         return on, rest[: len(carried)], rest[len(carried) :]
 
     outputs = body.outputs[1 + len(carried) :]
     bound = _trip_bound(M)
-    goes_on = True if cond is None else _flag(cond)
+    goes_on = True if cond is None else flag(cond)
     if goes_on is False or (isinstance(bound, int) and bound <= 0):
-        host = not any(map(_traced, carried))
-        return (*carried, *_no_rows(step, carried, [], outputs, context, host=host))
+        host = not any(map(holds_traced, carried))
+        return (*carried, *no_rows(step, carried, [], outputs, context, host=host))
     if isinstance(bound, jax.Array) or isinstance(goes_on, jax.Array):
         found = _loop_by_value(step, carried, bound, goes_on, emits, context)
         if found is not None:
@@ -354,7 +147,7 @@ def loop_1(
     return _loop_by_count(step, carried, bound, emits, context)
 
 
-def _trip_bound(M: Any) -> Any:  # noqa: N803
+def _trip_bound(M: Any) -> Any:
     """The most trips: Python int, traced int64 scalar, or None."""
     if M is None:
         return None
@@ -362,21 +155,19 @@ def _trip_bound(M: Any) -> Any:  # noqa: N803
 
 
 def _loop_by_value(
-    step: _Step, carried: list[Any], bound: Any, goes_on: Any, emits: int, context: Context
+    step: Step, carried: list[Any], bound: Any, goes_on: Any, emits: int, context: Context
 ) -> tuple[Any, ...] | None:
     """The number of trips is traced from the start: a `while_loop`, or None where its values are needed."""
     if emits == 0:
-        trial = _try_trip(step, carried, [], context)
-        if isinstance(trial, _Shape) and trial.invariant:
-            return tuple(_while(step, _Carry(carried, trial.kept), bound, goes_on, context))
+        trial = try_trip(step, carried, [], context)
+        if isinstance(trial, Trial) and trial.invariant:
+            return tuple(while_trips(step, Carry(carried, trial.kept), bound, goes_on, context))
     return None
 
 
-def _loop_by_count(
-    step: _Step, carried: list[Any], bound: int | None, emits: int, context: Context
-) -> tuple[Any, ...]:
+def _loop_by_count(step: Step, carried: list[Any], bound: int | None, emits: int, context: Context) -> tuple[Any, ...]:
     """At least one trip is made, and nothing but the body's own condition ends the trips early."""
-    if any(map(_traced, carried)):
+    if any(map(holds_traced, carried)):
         found = _compiled_loop(step, carried, bound, emits, context)
         if found is not None:
             return found
@@ -384,36 +175,34 @@ def _loop_by_count(
 
 
 def _compiled_loop(
-    step: _Step, carried: list[Any], bound: int | None, emits: int, context: Context
+    step: Step, carried: list[Any], bound: int | None, emits: int, context: Context
 ) -> tuple[Any, ...] | None:
     """The trips as one primitive, or None where a Python loop has to do."""
-    trial = _try_trip(step, carried, [], context)
-    if not isinstance(trial, _Shape) or not trial.invariant:
+    trial = try_trip(step, carried, [], context)
+    if not isinstance(trial, Trial) or not trial.invariant:
         return None
-    carry = _Carry(carried, trial.kept)
+    carry = Carry(carried, trial.kept)
     if trial.goes_on is None:
-        return tuple(_while(step, carry, bound, True, context)) if emits == 0 else None
+        return tuple(while_trips(step, carry, bound, True, context)) if emits == 0 else None
     trips = bound if trial.goes_on else 1
     if trips is None:
         raise context.error("the loop has neither a trip count nor a condition that ends it")
     for shape, dtype in trial.emitted:
         context.budget((trips, *shape), dtype)
-    after, stacked = _scan(step, carry, trips, [], context)
+    after, stacked = scan_trips(step, carry, trips, [], context)
     return (*after, *stacked)
 
 
-def _python_loop(
-    step: _Step, carried: list[Any], bound: int | None, emits: int, context: Context
-) -> tuple[Any, ...]:
+def _python_loop(step: Step, carried: list[Any], bound: int | None, emits: int, context: Context) -> tuple[Any, ...]:
     """Trip by trip. Traced values that turn up from the graphs around the body are unrolled while they are few."""
     rows: list[list[Any]] = [[] for _ in range(emits)]
     values, number, unrolled = list(carried), 0, 0
-    moving = any(map(_traced, carried))
+    moving = any(map(holds_traced, carried))
     limit = UNROLLED_NEEDS
     while bound is None or number < bound:
         before = values
         on, values, emitted = step(number, values, [])
-        if not moving and (_traced(on) or any(map(_traced, values)) or any(map(_traced, emitted))):
+        if not moving and (holds_traced(on) or any(map(holds_traced, values)) or any(map(holds_traced, emitted))):
             # Only the body's own view of the graphs around it is traced: a primitive is the better form for it.
             moving = True
             if number == 0:
@@ -424,18 +213,20 @@ def _python_loop(
             row.append(value)
             context.budget((len(row), *value.shape), value.dtype)
         number += 1
-        if _traced(on):
+        if holds_traced(on):
             on = context.needs(on, _first_input(context, carried), "whether the Loop goes on")
-        if not _flag(on):
+        if not flag(on):
             break
         if moving:
             if _changed(before, values):
                 limit = UNROLLED_SHAPES
             unrolled += 1
             if unrolled >= limit and (bound is None or number < bound):
-                traced = [v for v in [*values, *emitted] if _traced(v)]
-                _give_up(traced or before, _first_input(context, carried), f"to unroll more than {limit} trips", context)
-    return (*values, *[_stacked(row) for row in rows])
+                traced = [v for v in [*values, *emitted] if holds_traced(v)]
+                _give_up(
+                    traced or before, _first_input(context, carried), f"to unroll more than {limit} trips", context
+                )
+    return (*values, *[stack_rows(row) for row in rows])
 
 
 def _give_up(values: Sequence[Any], index: int, reason: str, context: Context) -> None:
@@ -448,15 +239,15 @@ def _give_up(values: Sequence[Any], index: int, reason: str, context: Context) -
 def _changed(before: Sequence[Any], after: Sequence[Any]) -> bool:
     """Whether carried values took another structure, shape or dtype."""
     return any(
-        _described(a) != _described(b)
+        described(a) != described(b)
         for a, b in zip(before, after, strict=True)
-        if (_traced(a) or _traced(b)) and _traceable(a) and _traceable(b)
+        if (holds_traced(a) or holds_traced(b)) and traceable(a) and traceable(b)
     )
 
 
 def _first_input(context: Context, carried: Sequence[Any]) -> int:
     """The input that stands for what is traced in a loop, for the text of a break."""
-    first = next((i for i, value in enumerate(carried) if _traced(value)), None)
+    first = next((i for i, value in enumerate(carried) if holds_traced(value)), None)
     if first is not None:
         return first + 2
     return next((i for i, name in enumerate(context.node.inputs) if name), 0)
@@ -499,13 +290,15 @@ def scan_8(
             list(directions or [0] * num_scan_inputs),
             context,
         )
-        module = jnp if any(map(_traced, results)) else np
+        module = jnp if any(map(holds_traced, results)) else np
         tails = [
-            module.concatenate([out, module.zeros((longest - count, *out.shape[1:]), out.dtype)]) if count < longest else out
+            module.concatenate([out, module.zeros((longest - count, *out.shape[1:]), out.dtype)])
+            if count < longest
+            else out
             for out in results[states:]
         ]
         rows.append([*results[:states], *tails])
-    return tuple(_stacked(column) for column in zip(*rows, strict=True))
+    return tuple(stack_rows(column) for column in zip(*rows, strict=True))
 
 
 def _empty_batch(
@@ -515,13 +308,13 @@ def _empty_batch(
 
     def step(number: Any, states: list[Any], slices: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         results = body(*states, *slices, iteration=number)
-        return _truth(True), list(results[: len(values)]), list(results[len(values) :])
+        return true(), list(results[: len(values)]), list(results[len(values) :])
 
-    host = not any(map(_traced, [*values, *inputs]))
+    host = not any(map(holds_traced, [*values, *inputs]))
     module = np if host else jnp
     states = [module.zeros(value.shape[1:], value.dtype) for value in values]
     slices = [jax.ShapeDtypeStruct(value.shape[2:], value.dtype) for value in inputs]
-    found = _no_rows(step, states, slices, body.outputs[len(values) :], context, host=host)
+    found = no_rows(step, states, slices, body.outputs[len(values) :], context, host=host)
     return (*values, *[module.zeros((0, longest, *out.shape[1:]), out.dtype) for out in found])
 
 
@@ -555,7 +348,7 @@ def scan_9(
     backwards = list(scan_output_directions or [0] * emits)
     stacked = []
     for out, axis, backward in zip(results[states:], axes, backwards, strict=True):
-        module = jnp if _traced(out) else np
+        module = jnp if holds_traced(out) else np
         turned = module.flip(out, 0) if backward else out
         stacked.append(module.moveaxis(turned, 0, normal_axis(axis, out.ndim)))
     return (*results[:states], *stacked)
@@ -574,7 +367,7 @@ def _scanned(
         raise ValueError(f"{len(inputs)} scan inputs do not fit axes {list(axes)} and directions {list(directions)}")
     moved = []
     for value, axis, backward in zip(inputs, axes, directions, strict=True):
-        module = jnp if _traced(value) else np
+        module = jnp if holds_traced(value) else np
         first = module.moveaxis(value, normal_axis(axis, value.ndim), 0)
         moved.append(module.flip(first, 0) if backward else first)
     lengths = {value.shape[0] for value in moved}
@@ -584,28 +377,28 @@ def _scanned(
 
     def step(number: Any, values: list[Any], slices: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         results = body(*values, *slices, iteration=number)
-        return _truth(True), list(results[: len(values)]), list(results[len(values) :])
+        return true(), list(results[: len(values)]), list(results[len(values) :])
 
     slices = [jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for value in moved if value.dtype != STRING]
-    moving = any(map(_traced, [*carried, *moved]))
+    moving = any(map(holds_traced, [*carried, *moved]))
     if trips == 0 or moving:
-        trial = _try_trip(step, carried, slices, context) if len(slices) == len(moved) else None
-        if moving and isinstance(trial, _Shape) and trial.invariant:
+        trial = try_trip(step, carried, slices, context) if len(slices) == len(moved) else None
+        if moving and isinstance(trial, Trial) and trial.invariant:
             for shape, dtype in trial.emitted:
                 context.budget((trips, *shape), dtype)
-            after, stacked = _scan(step, _Carry(carried, trial.kept), trips, moved, context)
+            after, stacked = scan_trips(step, Carry(carried, trial.kept), trips, moved, context)
             return [*after, *stacked]
         if trips == 0:
             outputs = body.outputs[len(carried) :]
-            return [*carried, *_no_rows(step, carried, slices, outputs, context, host=not moving)]
+            return [*carried, *no_rows(step, carried, slices, outputs, context, host=not moving)]
         if trips > UNROLLED_SHAPES:
-            index = next(i for i, v in enumerate([*carried, *inputs]) if _traced(v))
+            index = next(i for i, v in enumerate([*carried, *inputs]) if holds_traced(v))
             _give_up([*carried, *moved], index, f"to unroll more than {UNROLLED_SHAPES} trips", context)
     return _python_scan(step, carried, moved, slices, trips, len(body.outputs) - len(carried), moving, context)
 
 
 def _python_scan(
-    step: _Step,
+    step: Step,
     carried: list[Any],
     moved: list[Any],
     slices: list[Any],
@@ -617,15 +410,17 @@ def _python_scan(
     rows: list[list[Any]] = [[] for _ in range(emits)]
     values = list(carried)
     for number in range(trips):
-        _, values, emitted = step(number, values, [np.asarray(v[number]) if not _traced(v) else v[number] for v in moved])
-        if number == 0 and not moving and any(map(_traced, [*values, *emitted])):
-            trial = _try_trip(step, carried, slices, context) if len(slices) == len(moved) else None
-            if isinstance(trial, _Shape) and trial.invariant:
-                after, stacked = _scan(step, _Carry(carried, trial.kept), trips, moved, context)
+        _, values, emitted = step(
+            number, values, [np.asarray(v[number]) if not holds_traced(v) else v[number] for v in moved]
+        )
+        if number == 0 and not moving and any(map(holds_traced, [*values, *emitted])):
+            trial = try_trip(step, carried, slices, context) if len(slices) == len(moved) else None
+            if isinstance(trial, Trial) and trial.invariant:
+                after, stacked = scan_trips(step, Carry(carried, trial.kept), trips, moved, context)
                 return [*after, *stacked]
             if trips > UNROLLED_NEEDS:
                 _give_up([*values, *emitted], 0, f"to unroll more than {UNROLLED_NEEDS} trips", context)
         for row, value in zip(rows, emitted, strict=True):
             row.append(value)
             context.budget((len(row), *value.shape), value.dtype)
-    return [*values, *[_stacked(row) for row in rows]]
+    return [*values, *[stack_rows(row) for row in rows]]

@@ -25,12 +25,13 @@ def non_max_suppression_10(
     """Greedy choice of boxes by score, leaving out those that overlap a chosen one too much.
 
     Args:
-        boxes: (batch, count, 4) float32: two opposite corners [y, x, y, x], in any order, or with `center_point_box`
-            [x, y, width, height].
+        boxes: (batch, count, 4) float32: two opposite corners [y, x, y, x], in any order, or centre and
+            size [x, y, width, height].
         scores: (batch, classes, count) float32.
         max_output_boxes_per_class: 0, the default, gives no boxes at all.
         iou_threshold: A box goes when its overlap with a chosen one is *greater*; 0 by default.
         score_threshold: Only scores that are *greater* take part; all where left out.
+        center_point_box: 1 for boxes given by centre and size.
 
     Returns:
         (chosen, 3) int64 rows of batch, class and box, by batch and class, then by falling score; equal scores by lower

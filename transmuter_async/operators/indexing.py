@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import STRING
+from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.layout import normal_axis, slice_axes
 from transmuter_async.operators.registry import is_host, operator, xp
@@ -71,7 +71,9 @@ def _within(data: Any, indices: Any, axis: int, name: str) -> Any:
     """The part of `data` that `indices` reach in the axes other than `axis`."""
     shape, wanted = data.shape, indices.shape
     if len(wanted) != len(shape) or any(w > s for i, (w, s) in enumerate(zip(wanted, shape, strict=True)) if i != axis):
-        raise ValueError(f"{name} of shape {list(wanted)} do not lie within data of shape {list(shape)} besides axis {axis}")
+        raise ValueError(
+            f"{name} of shape {list(wanted)} do not lie within data of shape {list(shape)} besides axis {axis}"
+        )
     return slice_axes(data, [(i, 0, w, 1) for i, w in enumerate(wanted) if i != axis and w < shape[i]])
 
 
@@ -108,7 +110,11 @@ def gather_nd_12(data: Any, indices: Any, /, *, batch_dims: int = 0, context: Co
             result = flat[linear]
         else:
             result = jnp.take(jnp.asarray(flat), linear, 0, mode="clip")
-    return result if valid is None else context.fill_invalid(result, valid.all(-1).reshape(*shape[: index.ndim - 1], *[1] * len(rest)))
+    return (
+        result
+        if valid is None
+        else context.fill_invalid(result, valid.all(-1).reshape(*shape[: index.ndim - 1], *[1] * len(rest)))
+    )
 
 
 def linear_indices(index: Any, shape: tuple[int, ...], batch_dims: int = 0) -> Any:
@@ -154,19 +160,19 @@ def one_hot_9(indices: Any, depth: Any, values: Any, /, *, axis: int = -1, conte
 
 
 @operator("TopK", since_version=1)
-def top_k_1(X: Any, /, *, axis: int = -1, k: int) -> tuple[Any, Any]:  # noqa: N803
+def top_k_1(X: Any, /, *, axis: int = -1, k: int) -> tuple[Any, Any]:
     """`k` is an attribute; the largest, sorted."""
     return top_k_11(X, np.asarray([k], np.int64), axis=axis, largest=1, sorted=1)
 
 
 @operator("TopK", since_version=10, static=("K",))
-def top_k_10(X: Any, K: Any, /, *, axis: int = -1) -> tuple[Any, Any]:  # noqa: N803
+def top_k_10(X: Any, K: Any, /, *, axis: int = -1) -> tuple[Any, Any]:
     """`K` is an input; the largest, sorted."""
     return top_k_11(X, K, axis=axis, largest=1, sorted=1)
 
 
 @operator("TopK", since_version=11, static=("K",))
-def top_k_11(X: Any, K: Any, /, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Any, Any]:  # noqa: N803
+def top_k_11(X: Any, K: Any, /, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Any, Any]:
     """The K largest or smallest entries and their positions (int64), in order also when `sorted` is 0.
 
     Equal values, -0 and 0 among them, come by lower index. NaN counts as larger than any number, as in onnxruntime.
@@ -226,7 +232,7 @@ def _top_k_host(x: np.ndarray, count: int, axis: int, largest: bool) -> tuple[np
 
 
 @operator("NonZero", since_version=9, host=True)
-def non_zero_9(X: Any, /) -> np.ndarray:  # noqa: N803
+def non_zero_9(X: Any, /) -> np.ndarray:
     """(rank, count) int64, the positions of what is not zero, in row-major order; (0, count) for a scalar."""
     if X.ndim == 0:
         return np.zeros((0, int(bool(X))), np.int64)
@@ -247,7 +253,7 @@ def compress_9(input: Any, condition: Any, /, *, axis: int | None = None) -> Any
 
 @operator("Unique", since_version=11, host=True)
 def unique_11(
-    X: Any,  # noqa: N803
+    X: Any,
     /,
     *,
     axis: int | None = None,
@@ -262,6 +268,7 @@ def unique_11(
     rows = data.shape[0]
     # Ranks of the elements: integers order like the elements, whatever their dtype, strings included.
     _, rank = np.unique(to_float_key(data).reshape(-1), return_inverse=True)
+    table: np.ndarray
     if data.ndim == 1:
         table = rank.reshape(-1)
         _, first, inverse, counts = np.unique(table, return_index=True, return_inverse=True, return_counts=True)

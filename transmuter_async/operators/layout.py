@@ -114,14 +114,18 @@ def reshape_14(data: Any, shape: Any, /, *, allowzero: int = 0) -> Any:
     for index, size in enumerate(wanted):
         if size == 0 and not allowzero:
             if index >= len(before):
-                raise ValueError(f"shape {wanted} keeps dimension {index}, which a tensor of shape {before} does not have")
+                raise ValueError(
+                    f"shape {wanted} keeps dimension {index}, which a tensor of shape {before} does not have"
+                )
             sizes[index] = before[index]
             rest[index] = 1
     if -1 in wanted:
         given = math.prod(size for size in wanted if size > 0) * (0 if allowzero and 0 in wanted else 1)
         left = math.prod(rest)
         if given == 0 or left % given:
-            raise ValueError(f"a tensor of shape {before} cannot take the shape {wanted}: {left} is no multiple of {given}")
+            raise ValueError(
+                f"a tensor of shape {before} cannot take the shape {wanted}: {left} is no multiple of {given}"
+            )
         sizes[wanted.index(-1)] = left // given
     if math.prod(sizes) != math.prod(before):
         raise ValueError(f"a tensor of shape {before} cannot take the shape {wanted}: the element counts differ")
@@ -266,7 +270,9 @@ def reverse_sequence_10(
     result = jnp.take_along_axis(jnp.asarray(input), source, time_axis, mode="promise_in_bounds")
     if valid is None:
         return result
-    return context.fill_invalid(result, module.reshape(valid, [-1 if a == batch_axis else 1 for a in range(input.ndim)]))
+    return context.fill_invalid(
+        result, module.reshape(valid, [-1 if a == batch_axis else 1 for a in range(input.ndim)])
+    )
 
 
 @operator("Trilu", since_version=14)
@@ -425,9 +431,7 @@ def _parts(input: Any, sizes: Sequence[int], axis: int) -> list[Any]:
 
 
 @operator("Slice", since_version=1)
-def slice_1(
-    data: Any, /, *, axes: Sequence[int] | None = None, ends: Sequence[int], starts: Sequence[int]
-) -> Any:
+def slice_1(data: Any, /, *, axes: Sequence[int] | None = None, ends: Sequence[int], starts: Sequence[int]) -> Any:
     """Bounds and axes are attributes, the step is 1."""
     return slice_10(data, starts, ends, axes, None)
 
@@ -450,7 +454,7 @@ def slice_10(data: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = N
         if step == 0:
             raise ValueError(f"the step of axis {axis} is 0")
         least, most = (0, size) if step > 0 else (-1, size - 1)
-        start = min(max(low + size if low < 0 else low, max(least, 0)), most)
+        start = min(max(low + size if low < 0 else low, least, 0), most)
         stop = min(max(high + size if high < 0 else high, least), most)
         # range() would run on from a start of -1, which an empty axis gives; and stop -1 means "to the front" below.
         slices.append((axis, 0, 0, 1) if size == 0 or len(range(start, stop, step)) == 0 else (axis, start, stop, step))

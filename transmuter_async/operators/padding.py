@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import STRING
+from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.layout import concatenate, normal_axes, slice_axes
 from transmuter_async.operators.registry import is_host, operator, xp
@@ -86,7 +86,7 @@ def pad(
     cut = slice_axes(data, kept)
     # What an overlong cut takes from the other side's padding.
     grow = []
-    for axis, (before, after) in enumerate(pairs):
+    for axis, (before, _) in enumerate(pairs):
         size = cut.shape[axis]
         more = sizes[axis] - size
         low = min(max(before, 0), more)
@@ -119,7 +119,9 @@ def _extend(data: Any, axis: int, low: int, high: int, mode: str) -> Any:
     if size == 0:
         raise ValueError(f"mode {mode!r} cannot pad axis {axis}, which is empty: there is nothing to repeat")
     if mode == "reflect" and max(low, high) > size - 1:
-        raise ValueError(f"mode 'reflect' cannot add {max(low, high)} to axis {axis} of size {size}; at most {size - 1}")
+        raise ValueError(
+            f"mode 'reflect' cannot add {max(low, high)} to axis {axis} of size {size}; at most {size - 1}"
+        )
     before, after = np.arange(-low, 0), np.arange(size, size + high)
     if mode == "edge":
         before, after = np.zeros_like(before), np.full_like(after, size - 1)

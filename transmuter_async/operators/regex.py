@@ -1,9 +1,9 @@
-"""Full matches of regular expressions in the syntax of RE2, in time linear in the text.
+r"""Full matches of regular expressions in the syntax of RE2, in time linear in the text.
 
 Python's `re` backtracks: a pattern and a text from strangers can keep it busy for years, and it knows things that RE2
 does not have. So the pattern becomes a non-deterministic automaton whose state sets are remembered as they come up.
 
-Syntax: https://github.com/google/re2/wiki/Syntax. Not here, with an error: scripts (`\\p{Greek}`), single bytes (`\\C`).
+Syntax: https://github.com/google/re2/wiki/Syntax. Not here, with an error: scripts (`\p{Greek}`), single bytes (`\C`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import Any
 
 __all__ = ["full_matcher"]
 
@@ -100,7 +101,9 @@ class _Set:
 
     def __init__(self, ranges: Ranges, *, negated: bool = False, fold: bool = False) -> None:
         if fold:
-            few = [other for low, high in ranges if high - low < 512 for c in range(low, high + 1) for other in _orbit(c)]
+            few = [
+                other for low, high in ranges if high - low < 512 for c in range(low, high + 1) for other in _orbit(c)
+            ]
             ranges = (*ranges, *[(code, code) for code in few])
         ranges = _union(ranges)
         self.lows = [low for low, _ in ranges]
@@ -118,7 +121,7 @@ class _Set:
 
 
 # A parsed pattern: ("set", _Set) | ("assert", kind) | ("concat", nodes) | ("either", nodes) | ("repeat", node, low, high)
-_Node = tuple  # type: ignore[type-arg]
+_Node = tuple[Any, ...]
 _EMPTY: _Node = ("concat", ())
 
 
@@ -187,7 +190,7 @@ class _Parser:
         if bounds is None:
             return atom
         self.take("?")  # lazy or greedy: the same full matches
-        if self.peek() and self.peek() in "*+?" or self.counted() is not None:
+        if (self.peek() and self.peek() in "*+?") or self.counted() is not None:
             raise self.fail("a repetition of a repetition")
         return ("repeat", atom, *bounds)
 
@@ -281,7 +284,7 @@ class _Parser:
             seen = True
 
     def perl_class(self) -> Ranges | None:
-        """After a backslash: \\d \\s \\w \\p and their negations, or None and nothing is read."""
+        r"""After a backslash: \d \s \w \p and their negations, or None and nothing is read."""
         char = self.peek()
         classes = {"d": _DIGITS, "s": _SPACE, "w": _WORD}
         if char and char.lower() in classes:

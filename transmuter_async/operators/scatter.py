@@ -67,7 +67,9 @@ def scatter_elements_16(
     axis = normal_axis(axis, data.ndim)
     shape = tuple(indices.shape)
     if shape != tuple(updates.shape) or len(shape) != data.ndim:
-        raise ValueError(f"indices {list(shape)} and updates {list(updates.shape)} must agree, in data's rank {data.ndim}")
+        raise ValueError(
+            f"indices {list(shape)} and updates {list(updates.shape)} must agree, in data's rank {data.ndim}"
+        )
     if any(size > data.shape[i] for i, size in enumerate(shape) if i != axis):
         raise ValueError(f"indices of shape {list(shape)} reach beyond data of shape {list(data.shape)}")
     index, valid = context.bounded(indices, data.shape[axis], input="indices", axis=axis)
@@ -129,7 +131,11 @@ def tensor_scatter_24(
     if axis == 0 or mode not in ("linear", "circular"):
         raise ValueError(f"axis {axis} must not be the batch axis, and mode {mode!r} must be 'linear' or 'circular'")
     shape, new = tuple(past_cache.shape), tuple(update.shape)
-    if shape[:axis] + shape[axis + 1 :] != new[:axis] + new[axis + 1 :] or len(shape) != len(new) or new[axis] > shape[axis]:
+    if (
+        shape[:axis] + shape[axis + 1 :] != new[:axis] + new[axis + 1 :]
+        or len(shape) != len(new)
+        or new[axis] > shape[axis]
+    ):
         raise ValueError(f"an update of shape {list(new)} does not fit the cache of shape {list(shape)} at axis {axis}")
     length, count, batch = shape[axis], new[axis], shape[0]
     start = np.zeros(batch, np.int64) if write_indices is None else write_indices
@@ -143,15 +149,13 @@ def tensor_scatter_24(
     if mode == "linear":
         # The last place that a write may start at; a negative start must not count from the end.
         start = module.where(start < 0, length + 1, start)
-        start, valid = context.bounded(
-            start, length - count, input="write_indices", axis=axis, inclusive=True
-        )
+        start, valid = context.bounded(start, length - count, input="write_indices", axis=axis, inclusive=True)
     place = start[:, None] + np.arange(count, dtype=np.int64)
     place = place % length if mode == "circular" else place
     if is_host(past_cache, update, place):
-        rows, moved = np.array(np.moveaxis(past_cache, axis, 1)), np.moveaxis(update, axis, 1)
-        rows[np.arange(batch)[:, None], place] = moved
-        return np.moveaxis(rows, 1, axis)
+        written = np.array(np.moveaxis(past_cache, axis, 1))
+        written[np.arange(batch)[:, None], place] = np.moveaxis(update, axis, 1)
+        return np.moveaxis(written, 1, axis)
     rows, moved = jnp.moveaxis(jnp.asarray(past_cache), axis, 1), jnp.moveaxis(jnp.asarray(update), axis, 1)
     result = rows.at[np.arange(batch)[:, None], place].set(moved, mode="promise_in_bounds")
     result = jnp.moveaxis(result, 1, axis)

@@ -35,7 +35,7 @@ def sequence_construct_11(*inputs: Any) -> list[Any]:
 
 
 @operator("SequenceEmpty", since_version=11)
-def sequence_empty_11(*, dtype: int | None = None) -> list[Any]:  # noqa: ARG001  # a list without elements has no dtype
+def sequence_empty_11(*, dtype: int | None = None) -> list[Any]:  # a list without elements has no dtype
     """A sequence of nothing."""
     return []
 
@@ -115,9 +115,7 @@ def split_to_sequence_11(input: Any, split: Any = None, /, *, axis: int = 0, kee
 
 
 @operator("SequenceMap", since_version=17)
-def sequence_map_17(
-    input_sequence: list[Any], /, *additional_inputs: Any, body: Subgraph
-) -> tuple[list[Any], ...]:
+def sequence_map_17(input_sequence: list[Any], /, *additional_inputs: Any, body: Subgraph) -> tuple[list[Any], ...]:
     """`body` on each element, with the same element of other sequences and with whole tensors; one sequence per output."""
     for other in additional_inputs:
         if isinstance(other, list) and len(other) != len(input_sequence):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ def _strings(values: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @operator("StringConcat", since_version=20, host=True)
-def string_concat_20(X: Any, Y: Any, /) -> np.ndarray:  # noqa: N803
+def string_concat_20(X: Any, Y: Any, /) -> np.ndarray:
     """Strings joined element by element, broadcast."""
     left, right = np.broadcast_arrays(X, Y)
     return _strings([a + b for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True)], left.shape)
@@ -32,7 +33,7 @@ def string_concat_20(X: Any, Y: Any, /) -> np.ndarray:  # noqa: N803
 
 @operator("StringSplit", since_version=20, host=True, grows=True)
 def string_split_20(
-    X: Any,  # noqa: N803
+    X: Any,
     /,
     *,
     delimiter: str | None = None,
@@ -58,7 +59,7 @@ def string_split_20(
 
 
 @operator("RegexFullMatch", since_version=20, host=True)
-def regex_full_match_20(X: Any, /, *, pattern: str | None = None) -> np.ndarray:  # noqa: N803
+def regex_full_match_20(X: Any, /, *, pattern: str | None = None) -> np.ndarray:
     """Whether each whole string matches `pattern`, in the syntax of RE2."""
     if pattern is None:
         raise ValueError("RegexFullMatch has no `pattern`")
@@ -89,7 +90,7 @@ def _case_changer(action: str, locale: str | None) -> Callable[[str], str]:
 
 @operator("StringNormalizer", since_version=10, host=True)
 def string_normalizer_10(
-    X: Any,  # noqa: N803
+    X: Any,
     /,
     *,
     case_change_action: str = "NONE",
@@ -119,7 +120,7 @@ def string_normalizer_10(
 
 @operator("TfIdfVectorizer", since_version=9)
 def tf_idf_vectorizer_9(
-    X: Any,  # noqa: N803
+    X: Any,
     /,
     *,
     max_gram_length: int,
@@ -153,7 +154,7 @@ def tf_idf_vectorizer_9(
     counts = xp(rows).zeros((rows.shape[0], width + 1), np.float32)
     bounds = [*ngram_counts, len(pool)]
     first = 0
-    for length, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True), 1):
+    for length, (start, stop) in enumerate(pairwise(bounds), 1):
         grams = words[start:stop].reshape(-1, length)
         targets = columns[first : first + len(grams)]
         first += len(grams)
