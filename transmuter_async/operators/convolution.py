@@ -204,7 +204,8 @@ def conv_transpose_1(
     """The transpose (gradient) of a convolution: each input element adds its scaled kernel to the output.
 
     `output_shape` (spatial axes; onnxruntime's form with batch and channels first is taken too) wins over `pads`; where
-    it asks for more than the kernels cover, the rest at the end is bias only. SAME_* make the output size * stride.
+    it asks for more than the kernels cover, the rest at the end is bias only. SAME_* make the output size * stride
+    (onnxruntime makes it smaller where the kernel is smaller than the stride).
 
     X is (N, C, *sizes), W (C, M / group, *kernel), B (M,), the result (N, M, *outputs).
     """

@@ -124,10 +124,17 @@ class _Samples:
         if ratio > 0:
             self.first, self.last = m.zeros_like(self.first), self.count[:, None] - 1 + m.zeros_like(self.last)
 
+    def _place(self, number: Any) -> Any:
+        return self.first + self.m.asarray(number).astype(self.first.dtype)
+
+    def exists(self, number: Any) -> Any:
+        """Whether each bin has a sample of this number."""
+        return self._place(number) <= self.last
+
     def at(self, number: Any) -> tuple[Any, Any, Any, Any]:
         """The corners (low, high) and their weights of one sample in every bin, weights 0 where it does not exist."""
         m = self.m
-        place = self.first + m.asarray(number, self.first.dtype)
+        place = self._place(number)
         x = self.origin + place * self.step
         inside = (place <= self.last) & (x >= -1) & (x <= self.size)
         x = m.clip(x, np.asarray(0, x.dtype), np.asarray(self.size - 1, x.dtype))
@@ -200,10 +207,7 @@ def _greatest(x: Any, images: Any, vertical: _Samples, horizontal: _Samples) -> 
                     value = flat[index] if m is np else jnp.take(flat, index, axis=0, mode="clip")
                     weight = (wy * wz)[..., None]
                     # A sample that the bin does not have must not win with its 0.
-                    exists = (
-                        ((vertical.first + i <= vertical.last)[:, :, None])
-                        & ((horizontal.first + j <= horizontal.last)[:, None, :])
-                    )
+                    exists = vertical.exists(i)[:, :, None] & horizontal.exists(j)[:, None, :]
                     best = m.where(exists[..., None], m.maximum(best, value * weight), best)
             return best
 

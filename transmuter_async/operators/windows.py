@@ -74,7 +74,8 @@ def windows(
 
     `auto_pad` SAME_UPPER and SAME_LOWER give ceil(size / stride) windows, the odd element of padding at the end or the
     beginning. With `ceil_mode` a window that would start in the padding after the data is dropped, in every version:
-    it would hold no data (onnxruntime does so too; the standard says it since version 19).
+    it would hold no data (onnxruntime does so too; the standard says it since version 19). With VALID the standard's
+    formula gives no more windows for `ceil_mode` (onnxruntime adds one that reaches beyond the data).
 
     Raises:
         ValueError: Attributes have a wrong length or value, or the kernel is larger than the padded input.
