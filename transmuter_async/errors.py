@@ -35,6 +35,7 @@ __all__ = [
     "MisuseError",
     "NeedsValue",
     "NonFiniteError",
+    "NonFiniteWarning",
     "OperatorError",
     "Overloaded",
     "TransmuterError",
@@ -106,6 +107,10 @@ class NonFiniteError(TransmuterError):
     def __init__(self, message: str, *, node: str) -> None:
         super().__init__(message)
         self.node = node
+
+
+class NonFiniteWarning(RuntimeWarning):
+    """A node's result holds NaN or infinity and `nonfinite="warn"` was asked for."""
 
 
 class OperatorError(TransmuterError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
 from tests.compiler.support import Session, assert_right, assert_same, by_onnxruntime, graph, node, proto
-from transmuter_async.errors import IndexOutOfRange, InputError, NonFiniteError
+from transmuter_async.errors import IndexOutOfRange, InputError, NonFiniteError, NonFiniteWarning
 
 RNG = np.random.default_rng(0)
 
@@ -237,3 +239,19 @@ def test_what_could_lose_something_is_refused(declared: str, given: object):
     session = Session(proto([node("Identity", ["x"], ["y"])], [f"x:{declared}[n]"], [f"y:{declared}[n]"]))
     with pytest.raises(InputError, match="'x'"):
         session({"x": given})
+
+
+@pytest.mark.parametrize("compiler", ["xla", "eager"])
+def test_a_non_finite_warning_never_hides_an_index_error(compiler: str):
+    made = proto(
+        [node("Exp", ["x"], ["e"], name="big"), node("Gather", ["e", "i"], ["y"], name="pick")],
+        ["x:float[n]", "i:int64[m]"],
+        ["y:float[m]"],
+    )
+    session = Session(made, nonfinite="warn", compiler=compiler)
+    with pytest.warns(NonFiniteWarning, match="'big'"):
+        got = session({"x": np.array([1000, 0], np.float32), "i": np.array([1])})
+    assert_same(got, {"y": np.ones(1, np.float32)})
+    with pytest.raises(IndexOutOfRange, match="'pick'"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session({"x": np.array([1000, 0], np.float32), "i": np.array([2])})

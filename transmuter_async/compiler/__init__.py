@@ -19,6 +19,9 @@ from transmuter_async.compiler.facts import (
     CacheEvict,
     CacheHit,
     CacheMiss,
+    DiskEvicted,
+    DiskFailed,
+    DiskRejected,
     Fact,
     Observe,
     SegmentFailed,
@@ -31,7 +34,8 @@ from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inp
 from transmuter_async.compiler.options import Options, Spec
 from transmuter_async.compiler.pure import to_jax
 from transmuter_async.compiler.prepared import Prepared, prepare
-from transmuter_async.compiler.segment import CompileJob, Segment
+from transmuter_async.compiler.job import CompileJob
+from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.settings import pinned
 
 __all__ = [
@@ -45,6 +49,9 @@ __all__ = [
     "CacheMiss",
     "CacheStatistics",
     "CompileJob",
+    "DiskEvicted",
+    "DiskFailed",
+    "DiskRejected",
     "Execution",
     "Explanation",
     "Fact",

@@ -26,7 +26,8 @@ from transmuter_async.compiler.facts import (
     Observe,
 )
 from transmuter_async.compiler.prepare import PreparedGraph, is_host_only
-from transmuter_async.compiler.segment import CompileJob, Segment
+from transmuter_async.compiler.job import CompileJob
+from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.trace import Run, Scope, run_node
 from transmuter_async.compiler.values import to_numpy
 from transmuter_async.errors import OperatorError
@@ -243,8 +244,10 @@ def _run_segment(frame: _Frame, segment: Segment) -> None:
         outputs, alarm = segment.program(segment.weights, arguments, frame.seed)
         if alarm is not None:
             number = int(alarm)
-            if number:
+            if number > 0:
                 raise segment.alarms[number - 1].error()
+            if number < 0:
+                segment.alarms[-number - 1].warn()
         values.update(zip(segment.outputs, outputs, strict=True))
     if segment.host_outputs:
         values.update(segment.host_outputs)

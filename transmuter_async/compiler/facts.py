@@ -17,6 +17,9 @@ __all__ = [
     "CacheEvict",
     "CacheHit",
     "CacheMiss",
+    "DiskEvicted",
+    "DiskFailed",
+    "DiskRejected",
     "Fact",
     "Observe",
     "SegmentFailed",
@@ -122,6 +125,28 @@ class BreakFailed:
     error: BaseException
 
 
+@dataclass(frozen=True, slots=True)
+class DiskRejected:
+    """A file of the disk cache must not be used; it is compiled again and replaced. The reason names the file."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFailed:
+    """A file of the disk cache could not be written. The call goes on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskEvicted:
+    """A file left the disk cache for room."""
+
+    bytes: int
+    reason: str
+
+
 Fact = (
     CacheHit
     | CacheMiss
@@ -132,6 +157,9 @@ Fact = (
     | BreakStarted
     | BreakDone
     | BreakFailed
+    | DiskRejected
+    | DiskFailed
+    | DiskEvicted
 )
 Observe = Callable[[Fact], None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,9 @@ def fold_constants(graph: Graph, *, budget: int, keep: frozenset[str] = frozense
         keep: Names that must stay defined (the outputs).
     """
     known = dict(graph.initializers)
+    uses = Counter(keep)
+    for node in graph.nodes:
+        uses.update(_reads(node))
     computed: dict[str, np.ndarray] = {}
     left: list[Node] = []
     room = budget
@@ -34,18 +38,22 @@ def fold_constants(graph: Graph, *, budget: int, keep: frozenset[str] = frozense
         if outputs is None:
             left.append(node)
             continue
-        room -= sum(array.nbytes for array in outputs.values())
         known.update(outputs)
         computed.update(outputs)
+        room -= sum(array.nbytes for name, array in outputs.items() if uses[name])
+        for name in _reads(node):  # what nobody reads any more gives its room back
+            uses[name] -= 1
+            if not uses[name]:
+                room += known[name].nbytes
     if not computed:
         return graph
-    used = set(keep)
-    for node in left:
-        used.update(node.inputs)
-        for subgraph in node.subgraphs():
-            used |= subgraph.outer_names()
+    used = set(keep).union(*map(_reads, left))
     initializers = {name: array for name, array in (dict(graph.initializers) | computed).items() if name in used}
     return replace(graph, nodes=tuple(left), initializers=initializers)
+
+
+def _reads(node: Node) -> set[str]:
+    return {name for name in node.inputs if name}.union(*(subgraph.outer_names() for subgraph in node.subgraphs()))
 
 
 def _fold_node(node: Node, known: dict[str, np.ndarray], room: int) -> dict[str, np.ndarray] | None:
@@ -61,7 +69,7 @@ def _fold_node(node: Node, known: dict[str, np.ndarray], room: int) -> dict[str,
     except TransmuterError:
         return None
     outputs = {name: scope.values[name] for name in node.outputs if name}
-    grown = 0
+    grown = -sum(known[name].nbytes for name in _reads(node))
     for name, value in outputs.items():
         if not isinstance(value, np.ndarray) or value.dtype == object:
             return None

@@ -47,6 +47,8 @@ class Options:
         cache_size: Compiled segments kept for each position.
         min_segment_nodes: A segment after a break with fewer traced nodes runs eagerly.
         fold_bytes: Constant folding may grow the weights by this many bytes, on top of twice their size.
+        cache_dir: Folder of the disk cache, None for none.
+        cache_dir_bytes: Size that its files may have in all.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -61,6 +63,8 @@ class Options:
     precision: str = "highest"
     optimize: bool = True
     fold_bytes: int = 64 << 20
+    cache_dir: str | None = None
+    cache_dir_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
         allowed = {

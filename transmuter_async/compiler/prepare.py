@@ -6,6 +6,7 @@ table of device weights changes: entries are added by compile threads, under a l
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,11 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from transmuter_async.compiler.disk import DiskCache, device_facts, graph_digest
 from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
 from transmuter_async.errors import InputError
-from transmuter_async.graph import Graph, Model, Node, TensorType, Value, passes
+from transmuter_async.graph import Graph, Model, Node, TensorType, Value, deduplicate, prune, remove_identity
 from transmuter_async.operators import resolve
+from transmuter_async.version import __version__
 
 __all__ = ["PreparedGraph", "is_host_only", "prepare_graph"]
 
@@ -48,9 +51,14 @@ class PreparedGraph:
         self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
         self.dim_like: frozenset[str] = _dim_like(graph)
         self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
-        self._initializer_ids = frozenset(id(array) for array in _all_initializers(graph))
         self._lock = threading.Lock()
         self.root: PreparedGraph = self
+        self.disk: DiskCache | None = (
+            None if options.cache_dir is None else DiskCache(options.cache_dir, limit=options.cache_dir_bytes)
+        )
+        self._all_weights = tuple(_all_initializers(graph))
+        self._weight_numbers = {id(array): number for number, array in enumerate(self._all_weights)}
+        self._digest: str | None = None
 
     def _setup(self, model: Model, options: Options, graph: Graph, device: jax.Device) -> None:
         self.model = model
@@ -99,7 +107,7 @@ class PreparedGraph:
         root = self.root
         found = []
         for array in arrays:
-            if id(array) not in root._initializer_ids:
+            if id(array) not in root._weight_numbers:
                 found.append(jax.device_put(array, self.device))
                 continue
             with root._lock:
@@ -109,6 +117,24 @@ class PreparedGraph:
                     root._weights[id(array)] = entry
             found.append(entry[1])
         return tuple(found)
+
+    def weight_number(self, array: np.ndarray) -> int | None:
+        """The number of a weight among all of the graph's, bodies included; None for an array that is none."""
+        return self._weight_numbers.get(id(array))
+
+    def weight(self, number: int) -> np.ndarray:
+        """The weight with a number; IndexError where there is none."""
+        return self._all_weights[number]
+
+    def digest(self) -> str:
+        """Digest of everything but place and values that decides this graph's programs. Reads all weights once."""
+        with self._lock:
+            if self._digest is None:
+                options = replace(self.options, cache_dir=None, cache_dir_bytes=0, cache_size=1)
+                facts = (__version__, options, sorted(self.dim_like), device_facts(self.device))
+                text = repr(facts) + graph_digest(self.graph)
+                self._digest = hashlib.sha256(text.encode()).hexdigest()
+            return self._digest
 
     def weight_bytes(self) -> int:
         """Bytes of the weights that are on the device now."""
@@ -142,7 +168,7 @@ def prepare_graph(model: Model, options: Options) -> Graph:
         unknown = [name for name in options.outputs if name not in names]
         if unknown:
             raise InputError(f"outputs={unknown} are no outputs of the model; it has {names}")
-        graph = passes.prune(graph, options.outputs)
+        graph = prune(graph, options.outputs)
     strangers = [name for name in options.static_inputs if name not in {v.name for v in graph.inputs}]
     if strangers:
         raise InputError(
@@ -151,11 +177,11 @@ def prepare_graph(model: Model, options: Options) -> Graph:
     graph = _settle_overrides(graph, options.overrides)
     keep = frozenset(value.name for value in graph.outputs)
     if options.optimize:
-        graph = passes.remove_identity(graph)
+        graph = remove_identity(graph)
         weight_bytes = sum(array.nbytes for array in graph.initializers.values())
         graph = fold_constants(graph, budget=2 * weight_bytes + options.fold_bytes, keep=keep)
-        graph = passes.deduplicate(graph)
-        graph = passes.prune(graph, tuple(value.name for value in graph.outputs))
+        graph = deduplicate(graph)
+        graph = prune(graph, tuple(value.name for value in graph.outputs))
     return graph
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,19 +26,20 @@ from transmuter_async.errors import (
     IndexOutOfRange,
     NeedsValue,
     NonFiniteError,
+    NonFiniteWarning,
     OperatorError,
     TransmuterError,
     UnsupportedModel,
 )
 from transmuter_async.graph import Graph, Node, Value
-from transmuter_async.operators import Operator, fold_in, forced_trace, invoke, resolve
+from transmuter_async.operators import Operator, first_alarm, fold_in, forced_trace, invoke, resolve
 
 __all__ = ["Alarm", "Opaque", "Run", "Scope", "run_nodes"]
 
 MAX_ELEMENTS = 1 << 30
 """Elements of any one planned tensor: sizes may come from a stranger's file, or from a value at a break."""
 
-FOLD_BYTES = 1 << 20
+FOLD_BYTES = 64 << 10
 """Known values larger than this are computed by the program, not folded into it."""
 
 LIFT_BYTES = 256
@@ -81,6 +83,10 @@ class Alarm:
                 node=self.node,
             )
         return _out_of_range(self.node, self.operator, self.input, self.axis, self.size, None)
+
+    def warn(self) -> None:
+        """Warn instead, as `nonfinite="warn"` asks for."""
+        warnings.warn(str(self.error()), NonFiniteWarning, stacklevel=2)
 
 
 def _out_of_range(
@@ -149,18 +155,21 @@ class Run:
     alarm: Any = None
     iterations: tuple[Any, ...] = ()
     used_seed: bool = False
+    warned: bool = False
     traced_nodes: int = 0
     depth: int = 0
 
     def raise_alarm(self, bad: Any, alarm: Alarm) -> None:
-        """Note that `bad` (traced bool) means `alarm`; the first one in the order of the nodes wins."""
+        """Note that `bad` (traced bool) means `alarm`; an error beats a warning, then the first node wins."""
         self.alarms.append(alarm)
-        number = jnp.where(bad, np.int32(len(self.alarms)), np.int32(0))
-        self.absorb(number)
+        number = len(self.alarms)
+        if alarm.kind == "nonfinite" and self.nonfinite == "warn":
+            number = -number
+        self.absorb(jnp.where(bad, np.int32(number), np.int32(0)))
 
     def absorb(self, number: Any) -> None:
-        """Take an alarm's number; 0 is none."""
-        self.alarm = number if self.alarm is None else jnp.where(self.alarm != 0, self.alarm, number)
+        """Take an alarm's number; 0 is none, below 0 a warning."""
+        self.alarm = number if self.alarm is None else first_alarm(self.alarm, number)
 
 
 def run_nodes(run: Run, nodes: Sequence[Node], scope: Scope, *, dying: Mapping[int, Iterable[str]] | None = None) -> None:
@@ -238,8 +247,8 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         if run.nonfinite != "ignore":
             _watch(run, node, outputs)
         time.sleep(0)  # tracing holds the GIL: give the event loop its turn
-    elif not run.tracing and run.nonfinite == "error":
-        _refuse_nonfinite(node, outputs)
+    elif not run.tracing and run.nonfinite != "ignore":
+        _watch_on_host(run, node, outputs)
 
 
 def has_traced(value: Any) -> bool:
@@ -374,10 +383,15 @@ def _watch(run: Run, node: Node, outputs: tuple[Any, ...]) -> None:
             run.raise_alarm(~jnp.all(jnp.isfinite(out)), Alarm("nonfinite", node.name, node.operator))
 
 
-def _refuse_nonfinite(node: Node, outputs: tuple[Any, ...]) -> None:
+def _watch_on_host(run: Run, node: Node, outputs: tuple[Any, ...]) -> None:
     for out in _floats(outputs):
         if not np.all(np.isfinite(out)):
-            raise Alarm("nonfinite", node.name, node.operator).error()
+            alarm = Alarm("nonfinite", node.name, node.operator)
+            if run.nonfinite == "error":
+                raise alarm.error()
+            if not run.warned:
+                run.warned = True
+                alarm.warn()
 
 
 class _Subgraph:

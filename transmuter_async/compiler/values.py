@@ -9,7 +9,7 @@ import numpy as np
 
 from transmuter_async.graph import onnx_name
 
-__all__ = ["abstract", "fingerprint", "is_traceable", "shapes_of", "signature", "to_numpy"]
+__all__ = ["abstract", "fingerprint", "is_traceable", "sequence_length", "shapes_of", "signature", "to_numpy"]
 
 
 def is_traceable(value: Any) -> bool:
@@ -43,6 +43,11 @@ def abstract(value: Any) -> Any:
     if isinstance(value, list):
         return [abstract(item) for item in value]
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
+def sequence_length(value: Any) -> int | None:
+    """Number of elements of a sequence, None for a tensor."""
+    return len(value) if isinstance(value, list) else None
 
 
 def shapes_of(name: str, value: Any) -> tuple[str, Any]:

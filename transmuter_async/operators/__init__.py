@@ -32,6 +32,7 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
     contrib_experts,
     contrib_quantized,
     contrib_quantized_elements,
+    contrib_state,
     contrib_weights,
     control,
     convolution,

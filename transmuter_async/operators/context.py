@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 from transmuter_async.graph import Node, Value
 
-__all__ = ["Context", "Subgraph"]
+__all__ = ["Context", "Subgraph", "first_alarm"]
+
+
+def first_alarm(before: Any, after: Any) -> Any:
+    """Of two alarm numbers, int32 scalars, the one to keep: 0 is none, an error (> 0) beats a warning (< 0), then order."""
+    return jnp.where((before > 0) | ((after <= 0) & (before != 0)), before, after)
 
 
 class Subgraph(Protocol):

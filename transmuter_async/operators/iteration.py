@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from transmuter_async.errors import TransmuterError
-from transmuter_async.graph.dtypes import STRING
-from transmuter_async.graph.model import TensorType, Value
+from transmuter_async.graph import STRING
+from transmuter_async.graph import TensorType, Value
 from transmuter_async.operators.context import Context, first_alarm
 
 __all__ = [

@@ -1,0 +1,322 @@
+"""A run of nodes made into one XLA program.
+
+Two passes over the nodes. The *plan* evaluates them abstractly: it finds where the segment stops and why, which names
+it reads, which small integers it needs on the host (they become static), and which large known arrays become arguments.
+The second pass traces exactly that for XLA. A segment holds the only reference to its program, so dropping it frees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transmuter_async.compiler.facts import Observe, SegmentFailed, SegmentReady, SegmentStarted, Shapes
+from transmuter_async.compiler.prepare import PreparedGraph
+from transmuter_async.compiler.segment import Layout, Segment, entry_key
+from transmuter_async.compiler.settings import pinned
+from transmuter_async.compiler.stored import Stored
+from transmuter_async.compiler.trace import Opaque, Run, Scope, has_traced, run_node
+from transmuter_async.compiler.values import abstract, is_traceable, sequence_length, shapes_of
+from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
+
+__all__ = ["CompileJob"]
+
+
+@dataclass(slots=True)
+class _Plan:
+    stop: int
+    needs: NeedsValue | None
+    reads: set[str]
+    statics: frozenset[str]
+    lifted: list[np.ndarray]
+    outputs: tuple[str, ...]
+    host_outputs: dict[str, Any]
+    alarms: tuple[Alarm, ...]
+    uses_seed: bool
+    traced_nodes: int
+    output_trees: list[int | None]
+    rounds: tuple[frozenset[str], ...] = ()  # the static names known at the start of each round, the last is final
+
+
+_SEED = jax.ShapeDtypeStruct((2,), np.uint32)
+
+
+class CompileJob:
+    """The work of making one segment; runs on any thread, once.
+
+    Attributes:
+        key: Jobs with the same key give the same segment: one compile serves all who wait.
+        place: The way to the segment's first node.
+        position: Of that node, in the file.
+        values: What may enter it, by name.
+        known: Names of those that are host values.
+        statics_known: Names that are static so far.
+        first: Whether it is the first segment of the graph, which is compiled however small.
+        shapes: Of everything that may enter it.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedGraph,
+        index: int,
+        values: Mapping[str, Any],
+        known: frozenset[str],
+        statics: frozenset[str],
+        *,
+        first: bool,
+    ) -> None:
+        self.prepared = prepared
+        self.index = index
+        self.place = (*prepared.path, index)
+        self.position = prepared.position(index)
+        self.values = dict(values)
+        self.known = known
+        self.statics_known = statics
+        self.first = first
+        by_value = known | statics
+        layout = Layout(
+            tuple(sorted(name for name in values if name not in by_value)),
+            tuple(sorted(name for name in values if name in by_value)),
+        )
+        self.key = (self.place, layout, entry_key(layout, values))
+        self.shapes: Shapes = tuple(shapes_of(name, values[name]) for name in layout.arguments)
+
+    def statics(self) -> frozenset[str]:
+        """The names that this segment needs by value, found without compiling."""
+        with pinned(device=self.prepared.device, precision=self.prepared.options.precision):
+            return self._settled_plan().statics
+
+    def run(self, observe: Observe) -> Segment:
+        """Plan, trace and compile.
+
+        Raises:
+            BreakRefused: The segment ends at a break and the options refuse breaks.
+            CompileError: XLA refused the program.
+            OperatorError: A node refuses its inputs.
+        """
+        observe(SegmentStarted(self.position, self.shapes))
+        prepared = self.prepared
+        disk_cache: str | None = None
+        try:
+            with pinned(device=prepared.device, precision=prepared.options.precision):
+                stored = None if prepared.root.disk is None else Stored(self, prepared.root.disk)
+                segment = None if stored is None else stored.load(observe)
+                if segment is not None:
+                    disk_cache = "hit"
+                else:
+                    segment = self._compile(stored, observe)
+                    if stored is not None and segment.program is not None:
+                        disk_cache = "rejected" if stored.rejected else "miss"
+        except BaseException as error:
+            observe(SegmentFailed(self.position, self.shapes, error))
+            raise
+        if self.index == 0 and not prepared.path:
+            prepared.graph_break = segment.needs is not None
+        observe(
+            SegmentReady(
+                position=segment.position,
+                shapes=segment.shapes,
+                stop="end" if segment.needs is None else segment.needs.position,
+                compiled=segment.program is not None,
+                reason=None if segment.needs is None else segment.needs.reason,
+                host_values=segment.host_values,
+                disk_cache=disk_cache,
+            )
+        )
+        return segment
+
+    def _compile(self, stored: Stored | None, observe: Observe) -> Segment:
+        prepared, options = self.prepared, self.prepared.options
+        plan = self._settled_plan()
+        if plan.needs is not None and options.breaks == "error":
+            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {plan.needs}") from plan.needs
+        values = {name: self.values[name] for name in plan.reads if name in self.values}
+        by_value = (self.known | plan.statics) & frozenset(values)
+        opaque = {name for name, value in values.items() if not is_traceable(value) and name not in by_value}
+        layout = Layout(tuple(sorted(values.keys() - by_value)), tuple(sorted(by_value)))
+        eager = not self.first and plan.traced_nodes < options.min_segment_nodes
+        arguments = tuple(name for name in layout.arguments if name not in opaque)
+        compiles = plan.traced_nodes > 0 and not eager
+        weights = _distinct(plan.lifted)[0] if compiles else []
+        segment = Segment(
+            place=self.place,
+            index=self.index,
+            position=self.position,
+            stop=plan.stop,
+            needs=plan.needs,
+            layout=layout,
+            key=entry_key(layout, values),
+            shapes=tuple(shapes_of(name, values[name]) for name in layout.arguments),
+            program=self._program(plan, arguments) if compiles else None,
+            eager=eager,
+            weights=prepared.on_device(weights),
+            arguments=arguments,
+            outputs=plan.outputs,
+            host_outputs=plan.host_outputs,
+            alarms=plan.alarms,
+            uses_seed=plan.uses_seed,
+            host_values=tuple(sorted(plan.statics - self.statics_known)),
+            node_count=plan.traced_nodes,
+        )
+        if stored is not None and segment.program is not None:
+            stored.save(segment, weights, plan.rounds, plan.output_trees, observe)
+        return segment
+
+    def _settled_plan(self) -> _Plan:
+        """A plan whose static values are host values from the start: what follows from them is then folded as well."""
+        rounds = [self.statics_known]
+        while True:
+            plan = self._plan(rounds[-1])
+            if plan.statics == rounds[-1]:
+                plan.rounds = tuple(rounds)
+                return plan
+            rounds.append(plan.statics)
+
+    def _plan(self, statics: frozenset[str]) -> _Plan:
+        """Evaluate the nodes abstractly, as far as they go without a break."""
+        prepared, nodes = self.prepared, self.prepared.nodes
+        traceable, entry = self._split(statics)
+        plan: _Plan | None = None
+
+        def evaluate(arguments: dict[str, Any], seed: Any) -> None:
+            nonlocal plan
+            lifted: list[np.ndarray] = []
+
+            def lift(array: np.ndarray) -> Any:
+                lifted.append(array)
+                return jax.lax.broadcast(jnp.asarray(np.zeros((), array.dtype)), array.shape)
+
+            run = self._run(seed, lift)
+            run.shadows = {}
+            for name, tracer in arguments.items():
+                if self._may_be_static(name):
+                    value = np.asarray(self.values[name])
+                    run.shadows[id(tracer)] = (tracer, value, frozenset({name}))
+            reads: set[str] = set()
+            scope = self._scope({**entry, **arguments}, reads)
+            stop, needs = len(nodes), None
+            for index in range(self.index, len(nodes)):
+                before = len(run.alarms), set(run.statics), len(lifted), run.traced_nodes
+                try:
+                    run_node(run, nodes[index], scope)
+                except NeedsValue as error:
+                    error.__traceback__ = None  # its frames hold tracers and arrays
+                    error.__cause__ = error.__context__ = None
+                    stop, needs = index, error
+                    del run.alarms[before[0] :], lifted[before[2] :]
+                    run.statics, run.traced_nodes = before[1], before[3]
+                    break
+            live = [
+                name
+                for index in range(self.index, stop)
+                for name in nodes[index].outputs
+                if name and prepared.last_use.get(name, -1) >= stop
+            ]
+            plan = _Plan(
+                stop=stop,
+                needs=needs,
+                reads=reads,
+                statics=statics | run.statics,
+                lifted=lifted,
+                outputs=tuple(name for name in live if has_traced(scope.values[name])),
+                host_outputs={name: scope.values[name] for name in live if not has_traced(scope.values[name])},
+                alarms=tuple(run.alarms),
+                uses_seed=run.used_seed,
+                traced_nodes=run.traced_nodes,
+                output_trees=[sequence_length(scope.values[name]) for name in live if has_traced(scope.values[name])],
+            )
+
+        jax.eval_shape(evaluate, {name: abstract(self.values[name]) for name in traceable}, _SEED)
+        assert plan is not None
+        return plan
+
+    def _program(self, plan: _Plan, arguments: Sequence[str]) -> Any:
+        prepared, nodes = self.prepared, self.prepared.nodes
+        _, entry = self._split(plan.statics)
+        weights, slots = _distinct(plan.lifted)
+
+        def compute(given: tuple[Any, ...], values: tuple[Any, ...], seed: Any) -> tuple[tuple[Any, ...], Any]:
+            order = iter(slots)
+
+            def lift(array: np.ndarray) -> Any:
+                found = given[next(order)]
+                assert found.shape == array.shape and found.dtype == array.dtype, "the plan and the trace disagree"
+                return found
+
+            run = self._run(seed, lift)
+            scope = self._scope({**entry, **dict(zip(arguments, values, strict=True))}, set())
+            for index in range(self.index, plan.stop):
+                run_node(run, nodes[index], scope)
+            entered = {id(leaf) for leaf in jax.tree.leaves((given, values))}
+            outputs = tuple(
+                # A program's input returned as it is would be the same memory as the caller's.
+                jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in entered else leaf, scope.values[name])
+                for name in plan.outputs
+            )
+            return outputs, run.alarm
+
+        structs = (
+            tuple(abstract(array) for array in weights),
+            tuple(abstract(self.values[name]) for name in arguments),
+            _SEED,
+        )
+        try:
+            lowered = jax.jit(compute).lower(*structs)
+            return lowered.compile()
+        except TransmuterError:
+            raise
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            raise CompileError(
+                f"XLA refused the program of nodes {self.index} to {plan.stop} of {self.prepared.model.source!r}: {error}"
+            ) from error
+
+    def _run(self, seed: Any, lift: Any) -> Run:
+        options = self.prepared.options
+        return Run(
+            tracing=True,
+            seed=seed,
+            bounds=options.bounds,
+            nonfinite=options.nonfinite,
+            platform=self.prepared.platform,
+            lift=lift,
+            producers=self.prepared.producers,
+        )
+
+    def _scope(self, entry: dict[str, Any], reads: set[str]) -> Scope:
+        weights = {k: v for k, v in self.prepared.graph.initializers.items() if k not in self.values}
+        return Scope(outer=Scope(entry, outer=Scope(weights), reads=reads))
+
+    def _split(self, statics: frozenset[str]) -> tuple[list[str], dict[str, Any]]:
+        """Names that are traced, and the entry's other values."""
+        traceable, entry = [], {}
+        for name in sorted(self.values):
+            value = self.values[name]
+            if name in statics or name in self.known or value is None:
+                entry[name] = np.asarray(value) if isinstance(value, jax.Array) else value
+            elif is_traceable(value):
+                traceable.append(name)
+            else:
+                entry[name] = Opaque()
+        return traceable, entry
+
+    def _may_be_static(self, name: str) -> bool:
+        value = self.values[name]
+        return name in self.prepared.dim_like and getattr(value, "dtype", np.dtype(object)).kind in "iub"
+
+
+def _distinct(arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[int]]:
+    """The distinct arrays, and for each of `arrays` the place of its own among them."""
+    places: dict[int, int] = {}
+    distinct: list[np.ndarray] = []
+    slots = []
+    for array in arrays:
+        if id(array) not in places:
+            places[id(array)] = len(distinct)
+            distinct.append(array)
+        slots.append(places[id(array)])
+    return distinct, slots

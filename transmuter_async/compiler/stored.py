@@ -1,0 +1,137 @@
+"""Where a compile job and the disk cache meet: a segment's files, written after a compile and read instead of one."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transmuter_async.compiler.disk import DiskCache, Entry, Rejected
+from transmuter_async.compiler.facts import DiskEvicted, DiskFailed, DiskRejected, Observe
+from transmuter_async.compiler.records import decode_value, encode_value, needs_from, needs_record, read_alarms
+from transmuter_async.compiler.segment import Layout, Segment, entry_key
+from transmuter_async.compiler.values import sequence_length, shapes_of
+
+if TYPE_CHECKING:
+    from transmuter_async.compiler.job import CompileJob
+
+__all__ = ["Stored"]
+
+
+class Stored:
+    """A job's files in the disk cache.
+
+    The file under the digest of what is known before the trace holds the segment, or the names of the arguments that
+    it needs by value: then the digest with these values leads on, round by round as the plan found them.
+    """
+
+    def __init__(self, job: CompileJob, disk: DiskCache) -> None:
+        self.job = job
+        self.disk = disk
+        self.rejected = False
+
+    def load(self, observe: Observe) -> Segment | None:
+        """The segment from its file, or None where it must be compiled."""
+        statics = self.job.statics_known
+        try:
+            while True:
+                entry = self.disk.load(self._name(statics), self.job.prepared.device)
+                if entry is None:
+                    return None
+                more = entry.record.get("statics")
+                if more is None:
+                    return self._segment(entry, statics)
+                statics = statics | frozenset(more)
+        except Rejected as error:
+            self.rejected = True
+            observe(DiskRejected(str(error)))
+            return None
+
+    def save(
+        self,
+        segment: Segment,
+        weights: Sequence[np.ndarray],
+        rounds: Sequence[frozenset[str]],
+        output_trees: Sequence[int | None],
+        observe: Observe,
+    ) -> None:
+        """Write the segment's files. What goes wrong is told, never raised."""
+        arrays: list[np.ndarray] = []
+        job = self.job
+        try:
+            record = {
+                "stop": segment.stop,
+                "needs": needs_record(segment.needs),
+                "arguments": segment.layout.arguments,
+                "values": segment.layout.values,
+                "program_arguments": segment.arguments,
+                "argument_trees": [sequence_length(job.values[name]) for name in segment.arguments],
+                "outputs": segment.outputs,
+                "output_trees": list(output_trees),
+                "alarms": [astuple(alarm) for alarm in segment.alarms],
+                "uses_seed": segment.uses_seed,
+                "node_count": segment.node_count,
+                "weight_count": len(weights),
+                "weights": [self._weight_record(array, arrays) for array in weights],
+                "host_outputs": {name: encode_value(v, arrays) for name, v in segment.host_outputs.items()},
+            }
+            for before, after in itertools.pairwise(rounds):
+                self.disk.store(self._name(before), {"statics": sorted(after - before)}, [])
+            for size in self.disk.store(self._name(rounds[-1]), record, arrays, segment.program):
+                observe(DiskEvicted(size, "the cache folder is above its limit"))
+        except (OSError, Rejected, TypeError) as error:
+            observe(DiskFailed(f"{type(error).__name__}: {error}"))
+
+    def _weight_record(self, array: np.ndarray, arrays: list[np.ndarray]) -> dict[str, int]:
+        number = self.job.prepared.root.weight_number(array)
+        if number is not None:
+            return {"weight": number}
+        arrays.append(array)
+        return {"array": len(arrays) - 1}
+
+    def _segment(self, entry: Entry, statics: frozenset[str]) -> Segment:
+        job, record = self.job, entry.record
+        root = job.prepared.root
+        try:
+            weights = [
+                root.weight(item["weight"]) if "weight" in item else entry.arrays[item["array"]]
+                for item in record["weights"]
+            ]
+            layout = Layout(tuple(record["arguments"]), tuple(record["values"]))
+            values = {name: job.values[name] for name in (*layout.arguments, *layout.values)}
+            return Segment(
+                place=job.place,
+                index=job.index,
+                position=job.position,
+                stop=record["stop"],
+                needs=needs_from(record["needs"]),
+                layout=layout,
+                key=entry_key(layout, values),
+                shapes=tuple(shapes_of(name, values[name]) for name in layout.arguments),
+                program=entry.program,
+                eager=False,
+                weights=root.on_device(weights),
+                arguments=tuple(record["program_arguments"]),
+                outputs=tuple(record["outputs"]),
+                host_outputs={k: decode_value(v, entry.arrays) for k, v in record["host_outputs"].items()},
+                alarms=read_alarms(record["alarms"]),
+                uses_seed=record["uses_seed"],
+                host_values=tuple(sorted(statics - job.statics_known)),
+                node_count=record["node_count"],
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise Rejected(f"its record does not fit the graph: {type(error).__name__} {error}") from error
+
+    def _name(self, statics: frozenset[str]) -> str:
+        job = self.job
+        by_value = job.known | (statics & frozenset(job.values))
+        layout = Layout(
+            tuple(sorted(name for name in job.values if name not in by_value)),
+            tuple(sorted(name for name in job.values if name in by_value)),
+        )
+        facts = (job.prepared.root.digest(), job.place, job.first, layout, sorted(statics), entry_key(layout, job.values))
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
