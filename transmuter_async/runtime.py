@@ -332,7 +332,8 @@ class Runtime:
             name: Of the actor, in events and errors; made from the source by default.
             cold: "compile". "interpret" is not available yet.
             compile_after: Not available yet.
-            cache_dir: Not available yet.
+            cache_dir: Folder in which programs outlive the process; see the page on the disk cache. None for none. It
+                is a trust boundary: give it to nobody else.
             batching: Not available yet.
             autotune: Not available yet.
             donate: Not available yet.
@@ -349,7 +350,6 @@ class Runtime:
         later = {
             'cold="interpret"': cold != "compile",
             "compile_after": compile_after != 1,
-            "cache_dir": cache_dir is not None,
             "batching": batching is not None,
             "autotune": autotune,
             "donate": bool(donate),
@@ -379,6 +379,7 @@ class Runtime:
             nonfinite=nonfinite,
             precision=self._precision if precision is None else precision,
             optimize=loaded.optimize,
+            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
         )
         device = await threads.run(self._device)
         if self._closing:

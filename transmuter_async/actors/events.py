@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
+
 from transmuter_async.compiler import (
     BreakDone,
     BreakFailed,
@@ -17,12 +19,17 @@ from transmuter_async.compiler import (
     CacheEvict,
     CacheHit,
     CacheMiss,
+    DiskEvicted,
+    DiskFailed,
+    DiskRejected,
     Fact,
     SegmentFailed,
     SegmentReady,
     SegmentStarted,
 )
 from transmuter_async.telemetry import Span, Telemetry
+
+_log = structlog.get_logger("transmuter_async.disk_cache")
 
 __all__ = ["Abandoned", "Observer"]
 
@@ -113,8 +120,23 @@ class Observer:
                 )
         elif isinstance(fact, (BreakStarted, BreakDone, BreakFailed)):
             self._broke(fact)
+        elif isinstance(fact, (DiskRejected, DiskFailed, DiskEvicted)):
+            self._on_disk(fact)
         else:
             self._compiled(fact)
+
+    def _on_disk(self, fact: DiskRejected | DiskFailed | DiskEvicted) -> None:
+        if isinstance(fact, DiskRejected):
+            _log.warning("disk cache: file rejected, compiled again and replaced", reason=fact.reason, **self._facts)
+        elif isinstance(fact, DiskFailed):
+            if self._telemetry.wants("transmuter.disk_cache.error"):
+                self._telemetry.emit(
+                    "transmuter.disk_cache.error", {"count": 1}, {**self._facts, "reason": fact.reason}
+                )
+        elif self._telemetry.wants("transmuter.disk_cache.evict"):
+            self._telemetry.emit(
+                "transmuter.disk_cache.evict", {"bytes": fact.bytes}, {**self._facts, "reason": fact.reason}
+            )
 
     def _broke(self, fact: BreakStarted | BreakDone | BreakFailed) -> None:
         if isinstance(fact, BreakStarted):
