@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 from transmuter_async.cli import main
 from transmuter_async.cli.app import EXIT_CODES, parser
+from transmuter_async.cli.compare import compared
 
 DIGITS = str(resources.files("transmuter_async.demo") / "digits.onnx")
 
@@ -141,6 +142,66 @@ def test_explain(tmp_path: Path, capsys) -> None:
     path = saved(tmp_path / "nz.onnx", [helper.make_node("NonZero", ["x"], ["y"], "nz")], info[:1], info[1:])
     assert main(["explain", path, "--json"]) == 1
     assert "nz" in json.dumps(json.loads(capsys.readouterr().out)["breaks"])
+
+
+@pytest.mark.parametrize("against", ["eager", "onnxruntime"])
+def test_compare(against: str, capsys) -> None:
+    arguments = ["compare", DIGITS, "--fill", "random", "--dim", "batch=3", "--against", against, "--json"]
+    assert main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["same"] is True
+    assert 0 < told["outputs"]["probabilities"]["difference"] < 1e-4
+    assert main([*arguments, "--atol", "0", "--rtol", "0"]) == 1
+    assert "elements" in json.loads(capsys.readouterr().out)["outputs"]["probabilities"]["why"]
+
+
+def test_compare_names_every_kind_of_difference() -> None:
+    def why(a, b) -> str:
+        return str(compared(np.asarray(a), np.asarray(b), 0, 0)["why"])
+
+    assert why([1, 2], [1, 3]) == "1 elements differ"
+    assert why([1.0], [[1.0]]) == "float64(1,) against float64(1, 1)"
+    assert why([np.nan, 1.0], [np.nan, 1.0]) == ""
+    assert why([np.nan, 1.0], [1.0, 1.0]) == "1 of 2 elements"
+    assert why(["a"], ["b"]) == "texts differ"
+
+
+def test_profile(capsys) -> None:
+    arguments = ["profile", DIGITS, "--fill", "ones", "--dim", "batch=2", "--repeat", "5", "--callers", "3"]
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["spans"]["call"]["count"] == 15
+    assert told["spans"]["call, compiling"]["count"] == 1
+    assert told["spans"]["segment.compile at 0"]["count"] == 1
+    assert told["lost_events"] == 0
+    assert main(arguments) == 0
+    assert "15 calls after the first" in capsys.readouterr().out
+
+
+def test_cache_of_an_empty_folder(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert main(["cache", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"cache": str(tmp_path), "repositories": []}
+    assert main(["cache", "path"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path)
+    assert main(["cache", "verify"]) == 0
+    capsys.readouterr()
+    assert main(["cache", "rm", "some/model"]) == 5
+    assert "some/model is not in the cache" in capsys.readouterr().err
+    assert main(["cache", "rm"]) == 2
+
+
+def test_download_from_a_local_folder_and_offline(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "model.onnx").write_bytes(Path(DIGITS).read_bytes())
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["download", str(tmp_path), "*.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == {"config.json": str(tmp_path / "config.json")}
+    assert main(["download", str(tmp_path), "--list"]) == 0
+    assert "model.onnx\tfp32" in capsys.readouterr().out
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert main(["download", "some/model"]) == 5
+    assert "some/model" in capsys.readouterr().err
 
 
 def test_ops_can_be_filtered(capsys) -> None:
