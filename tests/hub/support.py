@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from tests.hub.fake_hub import FakeHub
 from transmuter_async.hub import Environment, HubClient
@@ -27,7 +27,7 @@ class Naps:
 
     async def __call__(self, seconds: float) -> None:
         self.seconds.append(seconds)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
 
 
 class World:
@@ -40,18 +40,26 @@ class World:
         self.events: list[Event] = []
 
     def environment(self, **changes: Any) -> Environment:
-        base = Environment(cache=self.cache, endpoint=self.fake.endpoint, token=TOKEN, metadata_timeout=5, download_timeout=5)
+        base = Environment(
+            cache=self.cache, endpoint=self.fake.endpoint, token=TOKEN, metadata_timeout=5, download_timeout=5
+        )
         return replace(base, **changes)
 
     @asynccontextmanager
-    async def client(self, *, verify: Any = "once", concurrency: int = 8, sleep: Any = None, **changes: Any) -> AsyncIterator[HubClient]:
+    async def client(
+        self, *, verify: Any = "once", concurrency: int = 8, sleep: Any = None, **changes: Any
+    ) -> AsyncIterator[HubClient]:
         """A client; what it tells is in `events` afterwards."""
         bus = Telemetry()
         async with bus.subscribe("transmuter.hub", buffer=100_000) as subscription:
             environment = self.environment(**changes)
             try:
                 async with HubClient(
-                    telemetry=bus, environment=environment, verify=verify, concurrency=concurrency, sleep=sleep or self.naps
+                    telemetry=bus,
+                    environment=environment,
+                    verify=verify,
+                    concurrency=concurrency,
+                    sleep=sleep or self.naps,
                 ) as client:
                     yield client
             finally:
@@ -61,7 +69,15 @@ class World:
                 except anyio.WouldBlock:
                     pass
 
-    async def load(self, files: Any = None, *, repo: str = "org/m", revision: str = "main", client: dict[str, Any] | None = None, **options: Any):
+    async def load(
+        self,
+        files: Any = None,
+        *,
+        repo: str = "org/m",
+        revision: str = "main",
+        client: dict[str, Any] | None = None,
+        **options: Any,
+    ):
         """One load in a client of its own: what a program does that is started, loads and ends."""
         async with self.client(**(client or {})) as hub:
             return await hub.download(repo, files, revision=revision, **options)
@@ -97,7 +113,9 @@ class World:
                     short.append(("info!", type(event.metadata["reason"]).__name__))
                 case "download.exception":
                     cancelled = event.metadata["kind"] == "cancelled"
-                    short.append(("dl!", source[2], "cancelled" if cancelled else type(event.metadata["reason"]).__name__))
+                    short.append(
+                        ("dl!", source[2], "cancelled" if cancelled else type(event.metadata["reason"]).__name__)
+                    )
                 case "download.progress":
                     assert 0 <= event.measurements["bytes"] <= event.measurements["total"]
                 case _:
@@ -105,7 +123,9 @@ class World:
             assert TOKEN not in repr(event)
             assert "Signature=" not in repr(event)
         assert not open_spans
-        return sorted(short, key=lambda each: each[1] if each[0] in ("hit", "dl", "dl!") else "")  # stable: a file's own keep their order
+        return sorted(
+            short, key=lambda each: each[1] if each[0] in ("hit", "dl", "dl!") else ""
+        )  # stable: a file's own keep their order
 
     def asked(self, *kinds: str) -> list[str]:
         """What the Hub was asked for since the last call, sorted where the order is not ours to say."""
@@ -119,11 +139,15 @@ class World:
         return self.cache / "models--org--m"
 
     def blobs(self) -> list[str]:
-        return sorted(os.listdir(self.root / "blobs")) if (self.root / "blobs").is_dir() else []
+        return sorted(path.name for path in (self.root / "blobs").glob("*"))
 
     def leftovers(self) -> list[str]:
         """Temporary files, whole or partial."""
-        return sorted(str(path.relative_to(self.cache)) for pattern in ("*.incomplete", "*.tmp") for path in self.cache.rglob(pattern))
+        return sorted(
+            str(path.relative_to(self.cache))
+            for pattern in ("*.incomplete", "*.tmp")
+            for path in self.cache.rglob(pattern)
+        )
 
     def pointer(self, commit: str, file: str) -> Path:
         return self.root / "snapshots" / commit / file
@@ -147,12 +171,17 @@ class World:
             if ".locks" in path.parts or path.is_dir():
                 continue
             status = path.lstat()
-            found[str(path.relative_to(self.cache))] = (status.st_ino, status.st_size, status.st_mtime_ns, path.is_symlink())
+            found[str(path.relative_to(self.cache))] = (
+                status.st_ino,
+                status.st_size,
+                status.st_mtime_ns,
+                path.is_symlink(),
+            )
         return found
 
 
 async def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Until something that happens elsewhere (a server, a process) has happened."""
     with anyio.fail_after(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # there is nothing to wait on
             await anyio.sleep(0.005)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.fake_hub import Fault, Lfs, git_sha1, sha256
+from tests.hub.fake_hub import Fault, Lfs, sha256
 from tests.hub.support import World
 from transmuter_async.hub import CacheError, ChecksumError, DiskFullError, HubHTTPError
 
@@ -43,7 +43,9 @@ async def test_13_a_right_file_is_hashed_once(world: World, content: bytes) -> N
 
 
 @pytest.mark.parametrize("wrong", [b"x" + LARGE[1:], b"another size"])
-async def test_14_a_wrong_file_is_replaced_at_the_end(world: World, wrong: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_14_a_wrong_file_is_replaced_at_the_end(
+    world: World, wrong: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     commit = world.fake.repo().commit(FILES)
     path = place(world, commit, wrong)
     world.fake.fault("cdn", "p", *[Fault(flip=3)] * 2)
@@ -136,7 +138,7 @@ async def test_18_a_blob_in_the_shared_store(world: World) -> None:
     store.chmod(0o444)
     blob = world.root / "blobs" / E
     blob.parent.mkdir(parents=True)
-    blob.symlink_to(os.path.relpath(store, blob.parent))
+    blob.symlink_to(f"../../blobs/ab/{store.name}")
     pointer = world.pointer(commit, "p")
     pointer.parent.mkdir(parents=True)
     pointer.symlink_to(f"../../blobs/{E}")
@@ -207,7 +209,7 @@ async def test_37_disk_full(world: World, monkeypatch: pytest.MonkeyPatch) -> No
     real = os.write
 
     def write(fd: int, data) -> int:
-        if ".incomplete" in os.readlink(f"/proc/self/fd/{fd}"):
+        if ".incomplete" in str(Path(f"/proc/self/fd/{fd}").readlink()):
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(fd, data)
 
@@ -246,7 +248,7 @@ def _read_only(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
         def guarded(*arguments, **options):
             path = arguments[position]
             if isinstance(path, str | Path) and str(path).startswith(str(cache)) and writes(*arguments):
-                if name == "mkdir" and os.path.isdir(path):
+                if name == "mkdir" and Path(path).is_dir():
                     raise FileExistsError(errno.EEXIST, "File exists", str(path))
                 raise OSError(errno.EROFS, "Read-only file system", str(path))
             return real(*arguments, **options)

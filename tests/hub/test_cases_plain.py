@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.hub.fake_hub import Lfs, git_sha1, sha256
@@ -29,7 +27,9 @@ async def test_01_an_empty_cache_is_filled(world: World, form: str) -> None:
     assert sorted(told[1:]) == [("dl", "config.json", len(ORDINARY)), ("dl", "onnx/model.onnx", len(LARGE))]
     requests = list(world.fake.requests)
     cache = ["cache config.json"] if form == "redirect" else []
-    assert sorted(world.asked()) == sorted(["info main", "resolve config.json", *cache, "resolve onnx/model.onnx", "cdn onnx/model.onnx"])
+    assert sorted(world.asked()) == sorted(
+        ["info main", "resolve config.json", *cache, "resolve onnx/model.onnx", "cdn onnx/model.onnx"]
+    )
     for request in requests:
         assert request.token == (None if request.kind == "cdn" else f"Bearer {TOKEN}")
         assert "Cookie" not in request.headers
@@ -40,14 +40,14 @@ async def test_01_an_empty_cache_is_filled(world: World, form: str) -> None:
             assert f"/resolve/{commit}/" in request.raw
 
     assert world.blobs() == sorted([git_sha1(ORDINARY), sha256(LARGE)])
-    assert os.readlink(world.pointer(commit, "config.json")) == f"../../blobs/{git_sha1(ORDINARY)}"
-    assert os.readlink(world.pointer(commit, "onnx/model.onnx")) == f"../../../blobs/{sha256(LARGE)}"
+    assert str(world.pointer(commit, "config.json").readlink()) == f"../../blobs/{git_sha1(ORDINARY)}"
+    assert str(world.pointer(commit, "onnx/model.onnx").readlink()) == f"../../../blobs/{sha256(LARGE)}"
     assert world.ref() == commit
     ours = world.root / ".transmuter" / "v1"
     assert (ours / "heads" / "main").read_text() == commit
     assert (ours / "info" / f"{commit}.json").exists()
     assert world.record(sha256(LARGE))["size"] == len(LARGE)
-    locks = sorted(os.listdir(world.cache / ".locks" / "models--org--m"))
+    locks = sorted(path.name for path in (world.cache / ".locks" / "models--org--m").iterdir())
     assert locks == sorted([f"{git_sha1(ORDINARY)}.lock", f"{sha256(LARGE)}.lock"])
     assert (world.cache / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
     assert world.leftovers() == []
@@ -72,7 +72,7 @@ async def test_03_a_moved_branch_with_the_same_file_makes_a_link(world: World) -
     await world.load("p")
     assert world.told() == [("info", "fetched"), ("hit", "p", "etag")]
     assert world.asked() == ["info main"]
-    assert os.readlink(world.pointer(old, "p")) == os.readlink(world.pointer(new, "p"))
+    assert world.pointer(old, "p").readlink() == world.pointer(new, "p").readlink()
     assert world.blobs() == [sha256(LARGE)]
     assert world.ref() == new
 

@@ -43,7 +43,9 @@ async def test_21_a_cut_is_resumed_from_the_hub(world: World) -> None:
     await load_and_check(world)
     assert ranges(world) == [None, "bytes=1500000-", "bytes=2500000-"]
     assert ranges(world, "resolve") == ranges(world)
-    assert len(set(each.raw for each in world.fake.requests if each.kind == "cdn")) == 3, "each attempt has a fresh link"
+    assert len({each.raw for each in world.fake.requests if each.kind == "cdn"}) == 3, (
+        "each attempt has a fresh link"
+    )
     assert len(world.naps.seconds) == 2
 
 
@@ -156,7 +158,9 @@ async def test_27_the_signed_link_is_sent_as_it_is(world: World, monkeypatch: py
 async def test_28_another_port_is_another_origin(world: World) -> None:
     world.fake.repo().commit({"p": SMALL, "q": SMALL + b"q"})
     # From the Hub to the CDN's port on the Hub's host, and from there back to the Hub: the token stays behind for good.
-    world.fake.fault("resolve", "p", Fault(status=302, headers={"Location": f"http://127.0.0.1:{world.fake.cdn_port}/trap"}))
+    world.fake.fault(
+        "resolve", "p", Fault(status=302, headers={"Location": f"http://127.0.0.1:{world.fake.cdn_port}/trap"})
+    )
     back = f"{world.fake.endpoint}/org/m/resolve/{world.fake.repo().branches['main']}/q"
     world.fake.fault("cdn", "/trap", Fault(status=302, headers={"Location": back}))
     with pytest.raises(HubConsistencyError):
@@ -204,7 +208,9 @@ async def test_29_twice_expired_is_an_error_and_not_gated(world: World) -> None:
         ({"Retry-After": "soon"}, None),
     ],
 )
-async def test_30_the_server_says_how_long_to_wait(world: World, headers: dict[str, str], seconds: float | None) -> None:
+async def test_30_the_server_says_how_long_to_wait(
+    world: World, headers: dict[str, str], seconds: float | None
+) -> None:
     world.fake.repo().commit(FILES)
     world.fake.fault("resolve", "p", *[Fault(status=429, headers=headers)] * 2)
     await load_and_check(world)
@@ -225,7 +231,9 @@ async def test_30_at_most_five_retries(world: World) -> None:
 
 async def test_31_a_gated_file_ends_the_load(world: World) -> None:
     world.fake.repo().commit({"a": b"done", "p": Lfs(LARGE), "slow": Lfs(LARGE + b"x")})
-    gated = Fault(status=403, headers={"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}, hold=True)
+    gated = Fault(
+        status=403, headers={"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}, hold=True
+    )
     world.fake.fault("resolve", "p", gated)
     world.fake.fault("cdn", "slow", Fault(stall=1000))
 

@@ -72,7 +72,7 @@ async def test_09_a_file_that_is_not_cached_is_tried_and_fails_alone(world: Worl
     world.told(), world.asked()
     world.fake.fault("info", "main", Fault(status=503), always=True)
     world.fake.fault("resolve", "model.onnx", Fault(status=503), always=True)
-    with pytest.raises(HubHTTPError, match="org/m@main/model.onnx: the Hub answered 503") as caught:
+    with pytest.raises(HubHTTPError, match=r"org/m@main/model\.onnx: the Hub answered 503") as caught:
         await world.load(client={"concurrency": 1})
     assert caught.value.status == 503
     assert world.told() == [("info", "saved"), ("hit", "config.json", "etag"), ("dl!", "model.onnx", "HubHTTPError")]
@@ -146,10 +146,12 @@ async def test_12_offline_and_missing(world: World) -> None:
         await world.load(client={"offline": True})
     await world.load("config.json")
     world.told(), world.asked()
-    with pytest.raises(LocalEntryNotFoundError, match=r"org/m@main/model.onnx is not to be had: it is not in the cache"):
+    with pytest.raises(
+        LocalEntryNotFoundError, match=r"org/m@main/model.onnx is not to be had: it is not in the cache"
+    ):
         await world.load("model.onnx", client={"offline": True})
     (world.root / "blobs" / git_sha1(b"{}")).unlink()  # the link dangles now
-    with pytest.raises(LocalEntryNotFoundError, match="config.json"):
+    with pytest.raises(LocalEntryNotFoundError, match=r"config\.json"):
         await world.load("config.json", client={"offline": True})
     with pytest.raises(EntryNotFoundError, match="has no file 'other'"):
         await world.load("other", client={"offline": True})
@@ -188,9 +190,17 @@ ERRORS = {
         HubAuthError,
         "wrong or has expired",
     ),
-    "revision": (Fault(status=404, headers={"X-Error-Code": "RevisionNotFound"}), RevisionNotFoundError, "has no revision 'main'"),
+    "revision": (
+        Fault(status=404, headers={"X-Error-Code": "RevisionNotFound"}),
+        RevisionNotFoundError,
+        "has no revision 'main'",
+    ),
     "portal": (Fault(body=b"<html>log in</html>"), HubConsistencyError, "not the Hub's"),
-    "teapot": (Fault(status=418, headers={"X-Request-Id": "r-1"}, body=b'{"errors": [{"message": "short"}]}'), HubHTTPError, "418.*short.*r-1"),
+    "teapot": (
+        Fault(status=418, headers={"X-Request-Id": "r-1"}, body=b'{"errors": [{"message": "short"}]}'),
+        HubHTTPError,
+        "418.*short.*r-1",
+    ),
     "too large": (Fault(body=b" " * 100), HubConsistencyError, "not the Hub's"),
 }
 

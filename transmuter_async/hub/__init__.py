@@ -33,12 +33,26 @@ from transmuter_async.hub.errors import (
 )
 from transmuter_async.hub.files import Verify
 from transmuter_async.hub.listing import FileInfo, Listing
+from transmuter_async.hub.maintenance import (
+    CachedFile,
+    CachedRepo,
+    CachedRevision,
+    Removed,
+    Verified,
+    cache_path,
+    list_cache,
+    remove_from_cache,
+    verify_cache,
+)
 from transmuter_async.hub.reference import DEFAULT_REVISION, HubFile, is_local_folder, parse_reference
 from transmuter_async.hub.variants import Variant
 
 __all__ = [
     "DEFAULT_REVISION",
     "CacheError",
+    "CachedFile",
+    "CachedRepo",
+    "CachedRevision",
     "ChecksumError",
     "DisabledRepoError",
     "DiskFullError",
@@ -58,11 +72,17 @@ __all__ = [
     "InvalidReferenceError",
     "Listing",
     "LocalEntryNotFoundError",
+    "Removed",
     "RepositoryNotFoundError",
     "RevisionNotFoundError",
     "TokenArgument",
     "Variant",
+    "Verified",
     "Verify",
+    "cache_path",
     "is_local_folder",
+    "list_cache",
     "parse_reference",
+    "remove_from_cache",
+    "verify_cache",
 ]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from transmuter_async.hub.answers import Asked
-from transmuter_async.hub.cache import Look, RepoCache
+from transmuter_async.hub.cache import RepoCache
+from transmuter_async.hub.disk import Look
 from transmuter_async.hub.download import Download
 from transmuter_async.hub.environment import Environment
 from transmuter_async.hub.errors import ChecksumError, EntryNotFoundError, LocalEntryNotFoundError
@@ -172,7 +173,13 @@ class Files:
         """The content may be there under its hash, with only the link missing; or in another commit, where there are no links."""
         if info.etag is None:
             return None
-        commit, etag = self.listing.commit, info.etag
+        try:
+            return await self._link_content(file, info, info.etag)
+        except FileNotFoundError:  # moved away by another writer, where locks do nothing
+            return None
+
+    async def _link_content(self, file: str, info: FileInfo, etag: str) -> Check | None:
+        commit = self.listing.commit
         blob = await self._workers.run(self._cache.look_at_blob, etag)
         if blob and info.size in (None, blob.size):
             check: Check | None = "etag" if self._verify == "never" or blob.recorded else None

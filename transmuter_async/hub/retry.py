@@ -50,11 +50,8 @@ class Retries:
         if not retryable or self._failed >= self._limit:
             raise error
         asked = error.wait if isinstance(error, HubHTTPError) else None
-        seconds = (
-            _WAITS[min(self._failed, len(_WAITS) - 1)] * random.uniform(1 - _JITTER, 1 + _JITTER)
-            if asked is None
-            else asked
-        )  # noqa: S311
+        jitter = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311  # spreads clients, hides nothing
+        seconds = _WAITS[min(self._failed, len(_WAITS) - 1)] * jitter if asked is None else asked
         self._failed += 1
         _logger.info("attempt %d failed, the next in %.1f s: %s", self._failed, seconds, error)
         await self._sleep(seconds)

@@ -92,9 +92,18 @@ class FakeRepo:
                 if folder not in folders:
                     folders.add(folder)
                     found.append({"type": "directory", "oid": "0" * 40, "size": 0, "path": folder})
-            entry: dict[str, Any] = {"type": "file", "oid": self._told(file.blob_id), "size": file.content.size, "path": path}
+            entry: dict[str, Any] = {
+                "type": "file",
+                "oid": self._told(file.blob_id),
+                "size": file.content.size,
+                "path": path,
+            }
             if file.lfs:
-                entry["lfs"] = {"oid": self._told(file.etag), "size": file.content.size, "pointerSize": len(file.pointer)}
+                entry["lfs"] = {
+                    "oid": self._told(file.etag),
+                    "size": file.content.size,
+                    "pointerSize": len(file.pointer),
+                }
             if file.xet:
                 entry["xetHash"] = self._told(xet_hash(file))
             found.append(entry)

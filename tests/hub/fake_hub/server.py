@@ -112,7 +112,9 @@ class FakeHub:
         self._hold = asyncio.Event()
         runners = []
         for handler, host in ((self._hub, "127.0.0.1"), (self._cdn, "127.0.0.1")):
-            runner = web.ServerRunner(web.Server(handler, access_log=None), handler_cancellation=True, shutdown_timeout=0.1)
+            runner = web.ServerRunner(
+                web.Server(handler, access_log=None), handler_cancellation=True, shutdown_timeout=0.1
+            )
             await runner.setup()
             await web.TCPSite(runner, host, 0).start()
             runners.append(runner)
@@ -172,12 +174,16 @@ class FakeHub:
             headers["Link"] = f'<{base}?recursive=true&expand=false&cursor={cursor + repo.page}>; rel="next"'
         return await self._send_json(request, entries[cursor : cursor + repo.page], headers, fault)
 
-    async def _send_json(self, request: web.BaseRequest, data: object, headers: dict[str, str], fault: Fault) -> web.StreamResponse:
+    async def _send_json(
+        self, request: web.BaseRequest, data: object, headers: dict[str, str], fault: Fault
+    ) -> web.StreamResponse:
         body = json.dumps(data).encode() if fault.body is None else fault.body
         headers = {**headers, "Content-Type": "application/json"}
         return await _stream(request, 200, headers, iter([body]), len(body), fault, self._stop)
 
-    async def _resolve(self, request: web.BaseRequest, name: str, revision: str, path: str, kind: str) -> web.StreamResponse:
+    async def _resolve(
+        self, request: web.BaseRequest, name: str, revision: str, path: str, kind: str
+    ) -> web.StreamResponse:
         fault = self._take(request, kind, path)
         early = await self._early(request, fault)
         if early is not None:
@@ -186,7 +192,9 @@ class FakeHub:
         if repo is None:
             return _error(404, "RepoNotFound", "Repository not found")
         if repo.renamed_to is not None:
-            return web.Response(status=307, headers={"Location": request.raw_path.replace(f"/{name}/", f"/{repo.renamed_to}/", 1)})
+            return web.Response(
+                status=307, headers={"Location": request.raw_path.replace(f"/{name}/", f"/{repo.renamed_to}/", 1)}
+            )
         commit = repo.resolve(unquote(revision))
         if commit is None:
             return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -198,10 +206,16 @@ class FakeHub:
         etag = file.etag if fault.etag is None else fault.etag
         headers = {"X-Repo-Commit": commit if fault.commit is None else fault.commit, "Accept-Ranges": "bytes"}
         if file.lfs:
-            headers |= {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(file.content.size), "ETag": f'"{hashlib.sha256(b"r").hexdigest()}"'}
+            headers |= {
+                "X-Linked-ETag": f'"{etag}"',
+                "X-Linked-Size": str(file.content.size),
+                "ETag": f'"{hashlib.sha256(b"r").hexdigest()}"',
+            }
             if file.xet:
                 headers["X-Xet-Hash"] = xet_hash(file)
-                headers["Link"] = f'<{self.endpoint}/api/models/{name}/xet-read-token/{commit}>; rel="xet-auth", <x>; rel="xet-reconstruction-info"'
+                headers["Link"] = (
+                    f'<{self.endpoint}/api/models/{name}/xet-read-token/{commit}>; rel="xet-auth", <x>; rel="xet-reconstruction-info"'
+                )
             return self._redirect(302, self._sign(file, path, fault), headers, fault)
         if kind == "resolve" and not repo.direct:
             if repo.linked_headers:
@@ -334,4 +348,6 @@ def _changed(headers: Mapping[str, str], fault: Fault) -> dict[str, str]:
 
 
 def _error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": message}, status=status, headers={"X-Error-Code": code, "X-Error-Message": message, **(headers or {})})
+    return web.json_response(
+        {"error": message}, status=status, headers={"X-Error-Code": code, "X-Error-Message": message, **(headers or {})}
+    )
