@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.dtypes
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -25,17 +25,17 @@ __all__ = [
 
 def is_floating(dtype: Any) -> bool:
     """Whether the dtype is a float, the narrow ones of ml_dtypes included."""
-    return bool(jax.dtypes.issubdtype(dtype, np.floating))
+    return bool(jnp.issubdtype(dtype, np.floating))
 
 
 def is_integer(dtype: Any) -> bool:
     """Whether the dtype is an integer, the narrow ones of ml_dtypes included, and not bool."""
-    return bool(jax.dtypes.issubdtype(dtype, np.integer))
+    return bool(jnp.issubdtype(dtype, np.integer))
 
 
 def is_unsigned(dtype: Any) -> bool:
     """Whether the dtype is an unsigned integer."""
-    return bool(jax.dtypes.issubdtype(dtype, np.unsignedinteger))
+    return bool(jnp.issubdtype(dtype, np.unsignedinteger))
 
 
 def finite_limits(dtype: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -69,28 +69,36 @@ def convert(x: Any, dtype: np.dtype, *, saturate: bool = True, round_mode: str =
         # Narrow floats know no way from some integers; all of those values are exact, or too large anyway, in float32.
         if is_floating(dtype) and dtype.itemsize == 1:
             return convert(x.astype(np.float32), dtype, saturate=saturate)
-        return x.astype(dtype)
-    if is_integer(dtype):
-        return _to_integer(widen(x), dtype)
-    if (dtype in _SATURATED and saturate) or dtype in _ALWAYS_SATURATED:
-        limit = np.asarray(float(ml_dtypes.finfo(dtype).max), np.float32)
-        wide = widen(x)
-        limit = limit.astype(wide.dtype)
-        # Compared, not clipped: NaN stays NaN, and -0 stays -0.
-        x = module.where(wide > limit, limit, module.where(wide < -limit, -limit, wide))
-    elif dtype in _SATURATED and module is jnp:
-        x = _overflow(x, dtype)
-    return x.astype(dtype)
-
-
-def _overflow(x: Any, dtype: np.dtype) -> Any:
-    """Traced values that round to more than the largest float8: infinite, so that XLA gives what the table of Cast says."""
+        # Nor has ml_dtypes casts from one narrow integer to another.
+        return x.astype(np.int8).astype(dtype) if _bits(x.dtype) < 8 else x.astype(dtype)
     wide = widen(x)
+    if is_integer(dtype):
+        return _to_integer(wide, dtype)
+    if (dtype in _SATURATED and saturate) or dtype in _ALWAYS_SATURATED:
+        limit = np.asarray(float(ml_dtypes.finfo(dtype).max), wide.dtype)
+        # Compared, not clipped: NaN stays NaN, and -0 stays -0.
+        wide = module.where(wide > limit, limit, module.where(wide < -limit, -limit, wide))
+    elif module is jnp and dtype in _SATURATED:
+        wide = _overflow(wide, dtype)
+    elif module is jnp and wide.dtype == np.float64 and dtype.itemsize == 2:
+        wide = _rounded_once(wide, dtype)
+    return wide.astype(dtype)
+
+
+def _rounded_once(x: Any, dtype: np.dtype) -> Any:
+    """Traced float64 rounded to a 16-bit float's mantissa: XLA would round to float32 on the way, and so twice."""
+    info = ml_dtypes.finfo(dtype)
+    rounded = lax.reduce_precision(x, exponent_bits=11, mantissa_bits=int(info.nmant))
+    return jnp.where(abs(x) >= float(info.smallest_normal), rounded, x)
+
+
+def _overflow(wide: Any, dtype: np.dtype) -> Any:
+    """Traced values that round to more than the largest float8: infinite, so that XLA gives what the table of Cast says."""
     info = ml_dtypes.finfo(dtype)
     largest = float(info.max)
     step = largest - float(np.nextafter(np.asarray(largest, dtype), np.asarray(0, dtype)))
     # A tie rounds to even: the largest value of e4m3fn and e5m2 ends in 10 and 11 in binary.
-    tie = np.float32(largest + step / 2)
+    tie = largest + step / 2
     odd = bool(np.asarray(largest, dtype).view(np.uint8) & 1)
     beyond = abs(wide) >= tie if odd else abs(wide) > tie
     infinite = jnp.copysign(np.asarray(np.inf, wide.dtype), wide)
@@ -152,7 +160,9 @@ def _to_e8m0(x: Any, saturate: bool, round_mode: str) -> Any:
         code = module.where(too_large, np.int32(254), code)
     else:
         code = module.where(too_large | under, nan, code)
-    code = module.where((wide != wide) | ((bits >> np.uint32(31)) == 1) & (wide != 0), nan, code)
+    # By the bits: XLA on the CPU takes subnormal numbers for zeros when it compares.
+    negative = bits > np.uint32(0x80000000)
+    code = module.where(negative | (exponent == 255) & (mantissa != 0), nan, code)
     code = code.astype(np.uint8)
     return code.view(_E8M0) if is_host(x) else lax.bitcast_convert_type(code, _E8M0)
 

@@ -247,7 +247,7 @@ def pow_7(X, Y, /):
         # Exact and fast, and its derivative has no logarithm in it.
         wide = widen(X)
         return reduce(module.multiply, [wide] * int(exponent)).astype(X.dtype)
-    wide = np.float64 if np.float64 in {X.dtype, Y.dtype} else np.float32
+    wide = np.float64 if X.dtype == np.float64 or Y.dtype == np.float64 else np.float32
     return module.power(X.astype(wide), Y.astype(wide)).astype(X.dtype)
 
 

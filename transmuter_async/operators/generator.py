@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transmuter_async.graph import SparseTensor
-from transmuter_async.graph.dtypes import STRING, dtype_of
+from transmuter_async.graph import STRING, SparseTensor, dtype_of
 from transmuter_async.operators.arguments import is_floating, scalar_input
 from transmuter_async.operators.cast import convert
 from transmuter_async.operators.context import Context
@@ -135,11 +134,10 @@ def _window(size: Any, terms: tuple[float, ...], periodic: int, output_datatype:
     context.budget((count,), np.float64)
     span = count if periodic else count - 1
     if span <= 0:
-        window = np.ones(count)
-    else:
-        angles = 2 * np.pi * np.arange(count) / span
-        window = sum((-1.0) ** i * term * np.cos(i * angles) for i, term in enumerate(terms))
-    return convert(np.asarray(window, np.float64), dtype)
+        return convert(np.ones(count), dtype)
+    orders = np.arange(len(terms))
+    angles = 2 * np.pi * np.arange(count) / span
+    return convert(np.cos(np.outer(angles, orders)) @ ((-1.0) ** orders * np.asarray(terms)), dtype)
 
 
 @operator("HannWindow", since_version=17, static=("size",), grows=True)

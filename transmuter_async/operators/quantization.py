@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import dtype_of, onnx_name
+from transmuter_async.graph import dtype_of, onnx_name
 from transmuter_async.operators.arguments import finite_limits, is_floating, is_integer, normalize_axis, scalar_input
 from transmuter_async.operators.cast import convert
 from transmuter_async.operators.context import Context
@@ -81,6 +81,17 @@ def _rounded_to(x: Any, dtype: np.dtype) -> Any:
     return lax.reduce_precision(x, exponent_bits=int(info.nexp), mantissa_bits=int(info.nmant))
 
 
+def _divide(x: Any, divisor: Any) -> Any:
+    """Division that is rounded correctly: XLA replaces one by a constant or broadcast divisor by a multiplication.
+
+    Numbers that should end in .5 would then be rounded to the wrong side.
+    """
+    if is_host(x, divisor):
+        return x / divisor
+    # A divisor that depends on every element, and yet gives NaN where x is NaN already.
+    return x / jnp.where(x != x, np.asarray(np.nan, x.dtype), divisor)
+
+
 def quantize(x: Any, scale: Any, zero_point: Any, dtype: np.dtype, precision: np.dtype, saturate: bool = True) -> Any:
     """`saturate(round(x / scale) + zero_point)` with ready-shaped parameters.
 
@@ -94,8 +105,7 @@ def quantize(x: Any, scale: Any, zero_point: Any, dtype: np.dtype, precision: np
     """
     module = xp(x, scale) if zero_point is None else xp(x, scale, zero_point)
     wide = np.float64 if is_integer(precision) or precision == np.float64 else np.float32
-    quotient = x.astype(wide) / scale.astype(wide)
-    quotient = _rounded_to(quotient, precision)
+    quotient = _rounded_to(_divide(x.astype(wide), scale.astype(wide)), precision)
     if not is_integer(dtype):
         if zero_point is not None:
             quotient = quotient + zero_point.astype(wide)
@@ -237,9 +247,9 @@ def dynamic_quantize_linear_11(x, /):
     zero = np.zeros((), x.dtype)
     high = module.max(x, initial=zero)
     low = module.min(x, initial=zero)
-    scale = (high - low) / x.dtype.type(255)
+    scale = _divide(high - low, x.dtype.type(255))
     scale = module.where(high == low, x.dtype.type(1), scale)
-    zero_point = module.round(module.clip(-low / scale, x.dtype.type(0), x.dtype.type(255)))
+    zero_point = module.round(module.clip(_divide(-low, scale), x.dtype.type(0), x.dtype.type(255)))
     y = quantize(x, scale, zero_point, np.dtype(np.uint8), np.dtype(np.float32))
     if module is np:
         scale, zero_point = np.asarray(scale), np.asarray(zero_point)

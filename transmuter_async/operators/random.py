@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from scipy import special
 
-from transmuter_async.graph.dtypes import dtype_of
+from transmuter_async.graph import dtype_of
 from transmuter_async.operators.arguments import is_floating
 from transmuter_async.operators.cast import convert
 from transmuter_async.operators.context import Context

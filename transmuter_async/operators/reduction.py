@@ -267,6 +267,7 @@ def _arg(data: Any, axis: int, keepdims: int, last: int, largest: bool, context:
     if size == 0 and math.prod(s for i, s in enumerate(data.shape) if i != axis) != 0:
         raise context.error(f"axis {axis} of shape {tuple(data.shape)} is empty: there is no extreme to point at")
     x = widen(data)
+    index: Any
     if is_host(x):
         if size == 0:
             index = np.zeros([s for i, s in enumerate(x.shape) if i != axis], np.int64)
@@ -314,7 +315,7 @@ def _running(x: Any, axis: Any, exclusive: int, reverse: int, name: str, neutral
     module, wide = xp(x), widen(x)
     if is_host(x):
         wide = np.flip(wide, axis) if reverse else wide
-        run = {"add": np.cumsum, "multiply": np.cumprod}[name](wide, axis=axis, dtype=wide.dtype)
+        run = (np.cumsum if name == "add" else np.cumprod)(wide, axis=axis, dtype=wide.dtype)
         run = np.flip(run, axis) if reverse else run
     elif x.shape[axis] == 0:
         run = wide
