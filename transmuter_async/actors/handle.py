@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from transmuter_async.actors.events import Observer
 from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Run, Warm
@@ -129,12 +130,17 @@ class Compiled:
         span = actor.telemetry.span("transmuter.call", actor.metadata).start()
         call: Call | None = None
         try:
-            if unfit is not None:
-                raise unfit
-            reply: Reply[Outputs] = Reply()
-            call = self._call(inputs, reply, span, device, seed, timeout)
-            del inputs
-            actor.submit(call, nowait=nowait)
+            try:
+                if unfit is not None:
+                    raise unfit
+                reply: Reply[Outputs] = Reply()
+                call = self._call(inputs, reply, span, device, seed, timeout)
+                del inputs
+                actor.submit(call, nowait=nowait)
+            except Exception:
+                # Refused: let others run all the same, or a loop that tries again and again would stop the world.
+                await checkpoint()
+                raise
             if timeout is None:
                 await reply.wait_filled()
             else:

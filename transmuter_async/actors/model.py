@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from transmuter_async.actors.actor import Actor
 from transmuter_async.actors.events import Abandoned, Observer
@@ -273,6 +274,7 @@ class ModelActor(Actor):
         """Send a message and wait for its answer."""
         self.check_place()
         if self.state not in ("running", "restarting") or self._run_threads is None:
+            await checkpoint()
             raise self.stopped_error()
         if isinstance(message, Warm):
             return await self._warm(message)
