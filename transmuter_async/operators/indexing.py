@@ -205,15 +205,10 @@ def _order_key(x: Any, largest: bool) -> Any:
     """What `lax.top_k`, which orders bits (-0 below 0, NaN by sign), sorts as the operator asks."""
     key = lax.stop_gradient(to_float_key(x))
     if jnp.issubdtype(key.dtype, jnp.floating):
-        key = key + jnp.zeros((), key.dtype)  # -0 becomes 0
+        key = jnp.where(key == 0, jnp.zeros((), key.dtype), key)  # one zero; XLA drops an addition of 0
         nan = jnp.full_like(key, jnp.nan)
-        return jnp.where(jnp.isnan(key), nan if largest else -nan, key if largest else _zero_safe_negative(key))
+        return jnp.where(jnp.isnan(key), nan if largest else -nan, key if largest else -key)
     return key if largest else ~key
-
-
-def _zero_safe_negative(x: Any) -> Any:
-    """`-x` without a negative zero."""
-    return jnp.zeros((), x.dtype) - x
 
 
 def _top_k_host(x: np.ndarray, count: int, axis: int, largest: bool) -> tuple[np.ndarray, np.ndarray]:

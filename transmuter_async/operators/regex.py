@@ -1,4 +1,4 @@
-r"""Full matches of regular expressions in the syntax of RE2, in time linear in the text.
+r"""Matches of regular expressions in the syntax of RE2, in time linear in the text.
 
 Python's `re` backtracks: a pattern and a text from strangers can keep it busy for years, and it knows things that RE2
 does not have. So the pattern becomes a non-deterministic automaton whose state sets are remembered as they come up.
@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["full_matcher"]
+__all__ = ["full_matcher", "longest_matcher"]
 
 MAX_REPEAT = 1000
 MAX_DEPTH = 200
@@ -326,7 +326,7 @@ class _Parser:
             while len(digits) < 3 and self.peek() and self.peek() in "01234567":
                 digits += self.next()
             return int(digits, 8)
-        if ord(char) < 128 and not char.isalnum() and char != "_":
+        if ord(char) < 128 and not char.isalnum():
             return ord(char)
         raise self.fail(f"the escape \\{char}, which RE2 does not have,")
 
@@ -433,20 +433,37 @@ class _Automaton:
         """Whether the whole text matches."""
         current = frozenset((self.start,))
         for index, char in enumerate(text):
-            holds = self.holding(text, index)
-            key = (current, holds, char)
-            found = self.remembered.get(key)
-            if found is None:
-                code = ord(char)
-                reached = (self.states[number] for number in self.reach(current, holds))
-                found = frozenset(state[2] for state in reached if state[0] == "set" and code in state[1])
-                if len(self.remembered) >= MAX_REMEMBERED:
-                    self.remembered.clear()
-                self.remembered[key] = found
-            if not found:
+            current = self.step(current, self.holding(text, index), char)
+            if not current:
                 return False
-            current = found
         return 0 in self.reach(current, self.holding(text, len(text)))
+
+    def longest(self, text: str, start: int) -> int:
+        """Where the longest match that begins at `start` ends, -1 where none does."""
+        current, end = frozenset((self.start,)), -1
+        for index in range(start, len(text) + 1):
+            holds = self.holding(text, index)
+            if 0 in self.reach(current, holds):
+                end = index
+            if index == len(text):
+                break
+            current = self.step(current, holds, text[index])
+            if not current:
+                break
+        return end
+
+    def step(self, current: frozenset[int], holds: frozenset[str], char: str) -> frozenset[int]:
+        """The states after `char`."""
+        key = (current, holds, char)
+        found = self.remembered.get(key)
+        if found is None:
+            code = ord(char)
+            reached = (self.states[number] for number in self.reach(current, holds))
+            found = frozenset(state[2] for state in reached if state[0] == "set" and code in state[1])
+            if len(self.remembered) >= MAX_REMEMBERED:
+                self.remembered.clear()
+            self.remembered[key] = found
+        return found
 
     def holding(self, text: str, index: int) -> frozenset[str]:
         """The assertions that hold before `text[index]`."""
@@ -479,3 +496,13 @@ def full_matcher(pattern: str) -> Callable[[str], bool]:
         ValueError: The pattern is no RE2 expression, or over the budget.
     """
     return _Automaton(_Parser(pattern).parse()).matches
+
+
+@functools.lru_cache(maxsize=64)
+def longest_matcher(pattern: str) -> Callable[[str, int], int]:
+    """A function of a text and a place: where the longest match that begins there ends, -1 where none does.
+
+    Raises:
+        ValueError: The pattern is no RE2 expression, or over the budget.
+    """
+    return _Automaton(_Parser(pattern).parse()).longest

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from transmuter_async.graph.dtypes import STRING
+from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.regex import full_matcher
 from transmuter_async.operators.registry import is_host, operator, xp
@@ -42,12 +42,13 @@ def string_split_20(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pieces on a new last axis, filled up with "", and the number of pieces, int64.
 
-    Without a delimiter (or with "") any run of whitespace separates, and none is left at the ends.
+    Without a delimiter (or with "") any run of whitespace separates, and none is left at the ends. An empty string has
+    no pieces, as in onnxruntime; the reference evaluator counts one where a delimiter is given.
     """
     most = -1 if maxsplit is None else maxsplit
     pieces = []
     for text in X.reshape(-1):
-        found = text.split(delimiter or None, most)
+        found = text.split(delimiter or None, most) if text else []
         if not delimiter and found:
             found[-1] = found[-1].rstrip()  # str.split leaves it after the last allowed split
         pieces.append(found)
