@@ -21,10 +21,11 @@ from transmuter_async.compiler.inputs import describe_type
 from transmuter_async.compiler.options import Options
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
 from transmuter_async.compiler.settings import pinned
-from transmuter_async.compiler.trace import LIFT_BYTES, Run, Scope, run_nodes
+from transmuter_async.compiler.trace import Run, Scope, run_nodes
 from transmuter_async.compiler.values import fingerprint, signature
 from transmuter_async.errors import InputError
-from transmuter_async.graph import Model, TensorType
+from transmuter_async.graph import Graph, Model, TensorType
+from transmuter_async.operators import resolve
 
 __all__ = ["Apply", "to_jax"]
 
@@ -54,7 +55,8 @@ def to_jax(
     Returns:
         `(apply, params)`. `apply(params, inputs, seed=None)` gives a dict of outputs; `inputs` maps names to arrays,
         `seed` is an integer or (2,) uint32 for random operators (None: zero). `params` holds the floating-point
-        weights by name, so that `jax.grad` can differentiate by them; integer weights belong to the function.
+        weights by name, so that `jax.grad` can differentiate by them. Integer weights, and floats that decide a shape
+        (the scales of a Resize), belong to the function.
 
     Raises:
         UnsupportedModel: Operators are missing.
@@ -80,11 +82,12 @@ def to_jax(
         if isinstance(type, TensorType) and type.dtype is not None:
             fixed[name] = value.astype(type.dtype)
     prepared = PreparedGraph(model, Options(), prepare_graph(model, Options()), jax.local_devices()[0])
+    fixed_weights = _read_on_the_host(prepared.graph)
     with pinned():
         params = {
             name: jax.device_put(array, prepared.device)
             for name, array in prepared.graph.initializers.items()
-            if array.nbytes > LIFT_BYTES and jnp.issubdtype(array.dtype, jnp.floating)
+            if name not in fixed_weights and jnp.issubdtype(array.dtype, jnp.floating)
         }
     function = _Function(prepared, fixed, bounds)
 
@@ -139,21 +142,14 @@ class _Function:
         prepared = self.prepared
 
         def body(params: dict[str, Any], inputs: dict[str, Any], seed: Any) -> dict[str, Any]:
-            replaced = {id(prepared.graph.initializers[name]): value for name, value in params.items()}
-
-            def lift(array: np.ndarray) -> Any:
-                found = replaced.get(id(array))
-                return array if found is None else found
-
             run = Run(
                 tracing=True,
                 seed=jnp.asarray(seed, jnp.uint32),
                 bounds=self.bounds,
                 platform=prepared.platform,
-                lift=lift,
                 producers=prepared.producers,
             )
-            outer = Scope(dict(prepared.graph.initializers))
+            outer = Scope({**prepared.graph.initializers, **params})
             given = {name: self._cast(name, value) for name, value in inputs.items()}
             scope = Scope({**self.fixed, **known, **given}, outer=outer)
             run_nodes(run, prepared.nodes, scope)
@@ -203,6 +199,29 @@ class _Function:
         if isinstance(value, np.ndarray):
             return jax.device_put(value.astype(want), self.prepared.device)
         return value
+
+
+def _read_on_the_host(graph: Graph) -> set[str]:
+    """Names whose values may decide a shape or a branch: those that lead into an input that must be a host value."""
+    nodes = list(graph.walk())
+    wanted: set[str] = set()
+    for node in nodes:
+        definition = resolve(node.domain, node.op_type, node.opset)
+        for index, name in enumerate(node.inputs):
+            if definition is None or definition.host or definition.input_name(index) in definition.static:
+                wanted.add(name)
+        if any(True for _ in node.subgraphs()):
+            wanted.update(node.inputs[:2])  # the condition of If, the count and condition of Loop
+    while True:
+        before = len(wanted)
+        for node in reversed(nodes):
+            if node.op_type in ("Shape", "Size") or not wanted.intersection(node.outputs):
+                continue
+            wanted.update(node.inputs)
+            for body in node.subgraphs():
+                wanted.update(value.name for value in body.outputs)
+        if len(wanted) == before:
+            return wanted
 
 
 def _accepts(given: np.dtype, want: np.dtype) -> bool:

@@ -449,7 +449,10 @@ class NodeContext:
         run = self.run
         top = size + 1 if inclusive else size
         if not isinstance(indices, jax.Array):
-            indices = np.asarray(indices).astype(np.int64)
+            indices = np.asarray(indices)
+            if indices.dtype == np.uint64:
+                indices = np.minimum(indices, np.uint64(2**63 - 1))
+            indices = indices.astype(np.int64)
             normal = np.where(indices < 0, indices + size, indices)
             valid = (normal >= 0) & (normal < top)
             if not valid.all():
@@ -459,13 +462,13 @@ class NodeContext:
                     raise _out_of_range(self.node.name, self.node.operator, input, axis, limit, worst)
                 normal = np.clip(normal, 0, np.maximum(np.asarray(top) - 1, 0))
             return normal, (valid if run.bounds == "nan" else None)
-        if indices.dtype.kind == "u":
-            wide = indices.astype(jnp.uint64 if indices.dtype.itemsize == 8 else jnp.int64)
-        else:
-            wide = indices.astype(jnp.int64)
         span = np.asarray(size)
-        if wide.dtype.kind == "u":  # above 2^63 an unsigned index must not turn negative
-            wide = jnp.minimum(wide, np.uint64(2**63 - 1)).astype(jnp.int64)
+        # int32 wherever the axis allows: it is what XLA gathers with, and a gradient's transpose, which is traced
+        # outside of our 64-bit context, can't take more.
+        narrow = np.max(span, initial=0) < 2**31 - 1
+        if indices.dtype == np.uint64:  # above 2^63 it must not turn negative
+            indices = jnp.minimum(indices, np.uint64(2**63 - 1))
+        wide = indices.astype(jnp.int64)
         normal = jnp.where(wide < 0, wide + span, wide)
         valid = (normal >= 0) & (normal < np.asarray(top))
         if run.bounds == "check":
@@ -474,7 +477,7 @@ class NodeContext:
                 ~jnp.all(valid), Alarm("index", self.node.name, self.node.operator, input, axis, limit)
             )
         normal = jnp.clip(normal, 0, np.maximum(np.asarray(top) - 1, 0))
-        return normal, (valid if run.bounds == "nan" else None)
+        return normal.astype(jnp.int32 if narrow else jnp.int64), (valid if run.bounds == "nan" else None)
 
     def fill_invalid(self, result: Any, valid: Any) -> Any:
         """See `operators.Context.fill_invalid`."""

@@ -63,7 +63,7 @@ class Context(Protocol):
             inclusive: `size` itself is allowed (insertion points).
 
         Returns:
-            `(indices, valid)`: indices within bounds, int64 on the host, and None, or a boolean array of the same shape
+            `(indices, valid)`: indices within bounds, int64 on the host, traced int32 where the axis allows; and None, or a boolean array of the same shape
             where the run wants out-of-range results replaced (`bounds="nan"`): use `fill_invalid` on the result.
 
         Raises:

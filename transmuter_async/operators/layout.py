@@ -261,6 +261,7 @@ def reverse_sequence_10(
     lens, valid = context.bounded(
         module.where(lens < 0, steps + 1 - lens, lens), steps, input="sequence_lens", axis=time_axis, inclusive=True
     )
+    lens = lens.astype(np.int64)
     step = np.arange(steps, dtype=np.int64)[:, None]
     source = module.where(step < lens, lens - 1 - step, step)
     source = source if time_axis == 0 else source.T

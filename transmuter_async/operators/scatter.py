@@ -150,6 +150,7 @@ def tensor_scatter_24(
         # The last place that a write may start at; a negative start must not count from the end.
         start = module.where(start < 0, length + 1, start)
         start, valid = context.bounded(start, length - count, input="write_indices", axis=axis, inclusive=True)
+        start = start.astype(np.int64)
     place = start[:, None] + np.arange(count, dtype=np.int64)
     place = place % length if mode == "circular" else place
     if is_host(past_cache, update, place):
