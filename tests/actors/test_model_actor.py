@@ -424,7 +424,7 @@ async def test_another_loop_is_refused() -> None:
 
         async def elsewhere() -> None:
             for call in (compiled.run({"x": 1}), compiled.statistics(), compiled.aclose()):
-                with pytest.raises(MisuseError, match="belongs to the (asyncio|trio) event loop"):
+                with pytest.raises(MisuseError, match=r"belongs to the (asyncio|trio) event loop"):
                     await call
 
         await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere))

@@ -62,8 +62,9 @@ async def test_storm(limit: int) -> None:
         assert compiler.computes.peak <= limit
         assert await compiled.run({"x": 5000}) == {"y": 5100}
         statistics = await compiled.statistics()
-        assert statistics.answered == len(answers) + 1
-        assert statistics.abandoned + statistics.failed == statistics.calls - statistics.answered
+        # A caller may leave in the turn of the loop in which it is answered: then the actor has answered, to nobody.
+        assert statistics.answered >= len(answers) + 1
+        assert statistics.answered + statistics.abandoned + statistics.failed == statistics.calls == 2001
         assert (statistics.waiting, statistics.running) == (0, 0)
         actor = compiled._actor
         assert not actor._calls
