@@ -43,9 +43,7 @@ async def test_21_a_cut_is_resumed_from_the_hub(world: World) -> None:
     await load_and_check(world)
     assert ranges(world) == [None, "bytes=1500000-", "bytes=2500000-"]
     assert ranges(world, "resolve") == ranges(world)
-    assert len({each.raw for each in world.fake.requests if each.kind == "cdn"}) == 3, (
-        "each attempt has a fresh link"
-    )
+    assert len({each.raw for each in world.fake.requests if each.kind == "cdn"}) == 3, "each attempt has a fresh link"
     assert len(world.naps.seconds) == 2
 
 

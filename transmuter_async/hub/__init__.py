@@ -31,8 +31,8 @@ from transmuter_async.hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from transmuter_async.hub.files import Verify
 from transmuter_async.hub.listing import FileInfo, Listing
+from transmuter_async.hub.load import Verify
 from transmuter_async.hub.maintenance import (
     CachedFile,
     CachedRepo,

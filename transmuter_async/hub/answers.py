@@ -213,7 +213,7 @@ def hub_warnings(headers: Mapping[str, str]) -> tuple[str, str] | None:
     if not text:
         return None
     topic, semicolon, rest = text.partition(";")
-    return (topic.strip(), rest.strip()) if semicolon else ("", text)
+    return (topic.strip(), _printable(rest.strip())) if semicolon else ("", _printable(text))
 
 
 def _server_text(headers: Mapping[str, str], body: bytes) -> str:

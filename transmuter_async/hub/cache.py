@@ -49,14 +49,14 @@ class RepoCache(RepoDisk):
             commits = [commit for commit in (head, ref) if commit is not None]
         for commit in commits:
             body = await self._read(self.folder.info(commit))
-            listing = None if body is None else parse_saved(body, self.folder.repo, commit)
+            listing = None if body is None else await self._workers.run(parse_saved, body, self.folder.repo, commit)
             if listing is not None:
                 return listing
         last = ref if ref is not None else revision
         if not is_commit(last):
             return None
         body = await self._read(self.folder.tree(last))
-        listing = None if body is None else parse_official_tree(body, self.folder.repo, last)
+        listing = None if body is None else await self._workers.run(parse_official_tree, body, self.folder.repo, last)
         if listing is not None or not offline:
             return listing
         return await self._workers.run(self._scan_snapshot, last)
@@ -64,8 +64,7 @@ class RepoCache(RepoDisk):
     async def save_listing(self, listing: Listing, revision: str) -> None:
         """Keeps the metadata, and that the revision is at this commit now. A cache that can't be written is left as it is."""
         body = await self._read(self.folder.info(listing.commit))
-        known = None if body is None else parse_saved(body, self.folder.repo, listing.commit)
-        await self._workers.run(self._write_listing, listing, revision, known == listing)
+        await self._workers.run(self._write_listing, listing, revision, body)
 
     async def knows_snapshot(self, revision: str) -> bool:
         """Whether a snapshot folder exists for the revision, whatever it holds."""
@@ -76,8 +75,9 @@ class RepoCache(RepoDisk):
         """Whether another tool noted that the commit has no such file."""
         return self.folder.no_exist(commit, file).exists()
 
-    def _write_listing(self, listing: Listing, revision: str, known: bool) -> None:
+    def _write_listing(self, listing: Listing, revision: str, saved: bytes | None) -> None:
         folder = self.folder
+        known = saved is not None and parse_saved(saved, folder.repo, listing.commit) == listing
         try:
             self._prepare()
             if not known:

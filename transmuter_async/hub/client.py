@@ -23,9 +23,10 @@ from transmuter_async.hub.cache import RepoCache
 from transmuter_async.hub.environment import Environment, TokenArgument
 from transmuter_async.hub.errors import EntryNotFoundError, InvalidReferenceError
 from transmuter_async.hub.events import Events
-from transmuter_async.hub.files import Files, Verify
+from transmuter_async.hub.files import Files
 from transmuter_async.hub.layout import RepoFolder
 from transmuter_async.hub.listing import Listing
+from transmuter_async.hub.load import Load, Verify
 from transmuter_async.hub.local import external_file, list_folder, pick, snapshot_links
 from transmuter_async.hub.locks import Locks
 from transmuter_async.hub.metadata import Metadata
@@ -109,6 +110,9 @@ class HubClient:
         self._sleep = sleep
         self._home: Home | None = None
         self._entered: _Entered | None = None
+        self._entering: anyio.Lock | None = None
+        self._running: set[anyio.CancelScope] = set()
+        self._idle: anyio.Event | None = None
 
     async def __aenter__(self) -> Self:
         if self._home is not None:
@@ -122,11 +126,16 @@ class HubClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the client's threads. Calls that are still running must be cancelled or awaited before."""
+        """Cancels the calls that are still running (they raise `MisuseError`), and ends the client's threads."""
         if self._home is None:
             return
         place, self._home = self._home, None
         with anyio.CancelScope(shield=True):
+            if self._running:
+                self._idle = anyio.Event()
+                for scope in self._running:
+                    scope.cancel()
+                await self._idle.wait()
             if self._entered is not None:
                 await place.run(self._entered.workers.aclose)
                 self._entered = None
@@ -244,16 +253,32 @@ class HubClient:
     async def _run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
         if self._home is None:
             raise MisuseError("This HubClient is not entered: write `async with HubClient() as hub:`.")
-        return await self._home.run(function, *args)
+        with anyio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                return await self._home.run(function, *args)
+            finally:
+                self._running.discard(scope)
+                if self._idle is not None and not self._running:
+                    self._idle.set()
+        raise MisuseError("This HubClient was closed while it was loading something.")
 
     async def _enter(self) -> _Entered:
-        if self._entered is None:
-            workers = Workers(self._concurrency + 2)
-            entered = self._entered = _Entered(workers, Locks(workers), self._given or Environment(Path()))
-            if self._given is None:
-                entered.environment = await workers.run(lambda: Environment.read(self._variables, version=__version__))
-                self._given = entered.environment
+        if self._entering is None:
+            self._entering = anyio.Lock()  # made here, in the loop where it is used
+        async with self._entering:
+            if self._entered is None:
+                workers = Workers(self._concurrency + 2)
+                try:
+                    environment = await workers.run(self._read_environment)
+                except BaseException:
+                    await workers.aclose()
+                    raise
+                self._entered = _Entered(workers, Locks(workers), environment)
         return self._entered
+
+    def _read_environment(self) -> Environment:
+        return Environment.read(self._variables, version=__version__) if self._given is None else self._given
 
     @asynccontextmanager
     async def _load(
@@ -264,18 +289,11 @@ class HubClient:
         check_repo(repo)
         check_revision(revision)
         secret = environment.choose_token(token)
-        asked = Asked(environment.endpoint, repo, revision, None, secret is not None)
-        cache = RepoCache(RepoFolder(environment.cache, repo), workers, symlinks=environment.symlinks)
-        events = Events(self._telemetry, repo, revision)
         async with Transport(environment, secret, workers, entered.warned, connections=self._concurrency) as transport:
-            metadata = Metadata(
-                asked, cache=cache, events=events, transport=transport, environment=environment, sleep=self._sleep
-            )
-            yield Files(
-                await metadata.listing(),
-                asked,
-                cache=cache,
-                events=events,
+            load = Load(
+                asked=Asked(environment.endpoint, repo, revision, None, secret is not None),
+                cache=RepoCache(RepoFolder(environment.cache, repo), workers, symlinks=environment.symlinks),
+                events=Events(self._telemetry, repo, revision),
                 transport=transport,
                 workers=workers,
                 locks=entered.locks,
@@ -283,6 +301,7 @@ class HubClient:
                 verify=verify or self._verify,
                 sleep=self._sleep,
             )
+            yield Files(load, await Metadata(load).listing())
 
     async def _info(self, repo: str | os.PathLike[str], revision: str, token: TokenArgument) -> Listing:
         if is_local_folder(repo):
@@ -304,7 +323,8 @@ class HubClient:
             listing = await self._info(folder, revision, token)
             return {name: _local_file(folder, name, listing) for name in pick(listing, wanted, optional)}
         async with self._load(str(repo), revision, token, verify) as files:
-            return await self._obtain(files, pick(files.listing, wanted, optional))
+            names = await (await self._enter()).workers.run(pick, files.listing, wanted, optional)
+            return await self._obtain(files, names)
 
     async def _fetch_model(
         self,

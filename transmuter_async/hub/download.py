@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from urllib.parse import quote
 
-from transmuter_async.hub.answers import Asked, content_start, error_of, read_facts
-from transmuter_async.hub.cache import RepoCache
+from transmuter_async.hub.answers import content_start, error_of, read_facts
 from transmuter_async.hub.errors import (
     ChecksumError,
     FileTooLargeError,
     HubConnectionError,
     HubConsistencyError,
     HubError,
+    HubHTTPError,
 )
-from transmuter_async.hub.events import Progress
 from transmuter_async.hub.listing import FileInfo
+from transmuter_async.hub.load import Load
 from transmuter_async.hub.partial import Partial
-from transmuter_async.hub.retry import Retries, Sleep
-from transmuter_async.hub.transport import ERROR_BODY_LIMIT, Answer, Exchange, Transport
-from transmuter_async.hub.workers import Hop, Workers
+from transmuter_async.hub.retry import Retries
+from transmuter_async.hub.transport import ERROR_BODY_LIMIT, Answer, Exchange
+from transmuter_async.hub.workers import Hop
 
 __all__ = ["Download"]
 
@@ -37,32 +38,20 @@ _logger = logging.getLogger("transmuter_async.hub")
 class Download:
     """The download of one file. The caller holds its lock."""
 
-    def __init__(
-        self,
-        asked: Asked,
-        commit: str,
-        info: FileInfo,
-        *,
-        cache: RepoCache,
-        transport: Transport,
-        workers: Workers,
-        sleep: Sleep,
-        timeout: float,
-        progress: Progress,
-    ) -> None:
-        assert asked.file is not None
-        self._asked = asked
-        self._file = asked.file
+    def __init__(self, load: Load, commit: str, file: str, info: FileInfo) -> None:
+        asked = load.asked
+        self._asked = replace(asked, file=file)
+        self._file = file
         self._commit = commit
         self._info = info
-        self._cache = cache
-        self._transport = transport
-        self._workers = workers
-        self._retries = Retries(sleep)
-        self._timeout = timeout
-        self._progress = progress
+        self._cache = load.cache
+        self._transport = load.transport
+        self._workers = load.workers
+        self._retries = Retries(load.sleep)
+        self._timeout = load.environment.download_timeout
+        self._progress = load.events.progress(file)
         self._stated_size: int | None = None
-        self._url = f"{asked.endpoint}/{asked.repo}/resolve/{commit}/{quote(asked.file)}"
+        self._url = f"{asked.endpoint}/{asked.repo}/resolve/{commit}/{quote(file)}"
 
     async def run(self) -> int:
         """Brings the file into the cache.
@@ -99,12 +88,9 @@ class Download:
             self._warn_about_space(partial.size, await self._workers.run(partial.free_space), partial.position)
             await self._fill(partial)
             return await self._workers.run(self._publish, partial)
-        except (HubConnectionError, TimeoutError):
-            raise
         except HubError as error:
-            keep = (
-                getattr(error, "status", None) is not None
-            )  # an answer with an error says nothing against the bytes before it
+            # A cut or an answer with an error says nothing against the bytes before it; everything else does.
+            keep = isinstance(error, HubConnectionError | HubHTTPError)
             raise
         finally:
             await self._workers.run(lambda: partial.leave(keep=keep))
@@ -188,14 +174,17 @@ class Download:
         batch: list[bytes] = []
         length = 0
         received = partial.position
+        limit = _LARGEST if partial.size is None else partial.size
         hop: Hop[None] | None = None
         try:
             async for chunk in exchange.chunks():
                 batch.append(chunk)
                 length += len(chunk)
                 received += len(chunk)
-                if partial.size is not None and received > partial.size:
-                    break  # too long: writing it refuses
+                if received > limit:
+                    raise HubConsistencyError(
+                        f"{self._asked}: the server sends more than the {limit} bytes that the file may have."
+                    )
                 if length >= _BATCH:
                     if hop is not None:
                         await hop.result()
@@ -228,8 +217,9 @@ class Download:
             self._cache.settle(self._commit, self._file, etag)
         return size
 
-    def _warn_about_space(self, size: int | None, free: int, have: int) -> None:
-        if size is not None and free < size - have:
+    def _warn_about_space(self, size: int | None, free: int | None, have: int) -> None:
+        # Only a warning: what quotas and network file systems say is not to be relied on.
+        if size is not None and free is not None and free < size - have:
             _logger.warning(
                 "%s needs %d more bytes, and %s has %d free: trying all the same",
                 self._asked,

@@ -10,55 +10,31 @@ import difflib
 import hashlib
 import logging
 from pathlib import Path
-from typing import Literal
 
-from transmuter_async.hub.answers import Asked
-from transmuter_async.hub.cache import RepoCache
 from transmuter_async.hub.disk import Look
 from transmuter_async.hub.download import Download
-from transmuter_async.hub.environment import Environment
 from transmuter_async.hub.errors import ChecksumError, EntryNotFoundError, LocalEntryNotFoundError
-from transmuter_async.hub.events import Check, Events
+from transmuter_async.hub.events import Check
 from transmuter_async.hub.listing import FileInfo, Listing
-from transmuter_async.hub.locks import Locks
+from transmuter_async.hub.load import Load
 from transmuter_async.hub.names import check_file
-from transmuter_async.hub.retry import Sleep
-from transmuter_async.hub.transport import Transport
-from transmuter_async.hub.workers import Workers
 
-__all__ = ["Files", "Verify"]
+__all__ = ["Files"]
 
-Verify = Literal["once", "always", "never"]
+_SIMILAR_LIMIT = 2000  # names; looking for similar ones is slow
 _logger = logging.getLogger("transmuter_async.hub")
 
 
 class Files:
     """The files of one commit, for one load."""
 
-    def __init__(
-        self,
-        listing: Listing,
-        asked: Asked,
-        *,
-        cache: RepoCache,
-        events: Events,
-        transport: Transport,
-        workers: Workers,
-        locks: Locks,
-        environment: Environment,
-        verify: Verify,
-        sleep: Sleep,
-    ) -> None:
+    def __init__(self, load: Load, listing: Listing) -> None:
         self.listing = listing
-        self._asked = asked
-        self._cache = cache
-        self._events = events
-        self._transport = transport
-        self._workers = workers
-        self._locks = locks
-        self._environment = environment
-        self._verify = verify
-        self._sleep = sleep
+        self._load = load
+        self._asked = load.asked
+        self._cache = load.cache
+        self._workers = load.workers
+        self._verify = load.verify
 
     def find(self, file: str) -> FileInfo:
         """What the listing says about a file. A complete listing needs no question to the Hub.
@@ -87,12 +63,12 @@ class Files:
         info = self.find(file)
         pointer = self._cache.folder.pointer(self.listing.commit, file)
         look = await self._look(file)
-        if self._environment.offline:
+        if self._load.environment.offline:
             await self._offline(file, info, look)
             return pointer
         check = await self._check(file, info, look)
         if check is not None:
-            self._events.hit(file, look.size or 0, check)
+            self._load.events.hit(file, look.size or 0, check)
             return pointer
         await self._exclusively(file, info)
         return pointer
@@ -104,13 +80,15 @@ class Files:
             Whether it was wrong, and is now right.
         """
         info = self.find(file)
-        if info.etag is None or self._environment.offline:
+        if info.etag is None or self._load.environment.offline:
             return False
-        if await self._workers.run_long(self._cache.verify_pointer, self.listing.commit, file, info.etag):
+        if await self._right(file, info.etag):
             return False
         _logger.warning("%s/%s in the cache does not have its hash: it is downloaded again", self._asked.repo, file)
-        async with self._locks.hold(self._cache.folder.lock(info.etag)):
-            await self._download(file, info)
+        async with self._load.locks.hold(self._cache.folder.lock(info.etag)):
+            # Somebody else may have noticed it as well, and be done by now.
+            if not await self._right(file, info.etag):
+                await self._download(file, info)
         return True
 
     async def _look(self, file: str) -> Look:
@@ -131,7 +109,7 @@ class Files:
             )
         check: Check = "offline"
         if self._verify == "always" and info.etag is not None:
-            if not await self._workers.run_long(self._cache.verify_pointer, self.listing.commit, file, info.etag):
+            if not await self._right(file, info.etag):
                 raise ChecksumError(
                     f"Offline, and {self._asked.repo}@{self._asked.revision}/{file} in the cache does not have the hash {info.etag}. "
                     "Load it once with a connection: it is then replaced.",
@@ -139,7 +117,7 @@ class Files:
                     actual="",
                 )
             check = "hash"
-        self._events.hit(file, look.size or 0, check)
+        self._load.events.hit(file, look.size or 0, check)
 
     async def _check(self, file: str, info: FileInfo, look: Look) -> Check | None:
         """How the file at its place is known to be right, None when it is not."""
@@ -152,18 +130,21 @@ class Files:
             return "etag"
         if known not in (None, info.etag):
             return None
-        right = await self._workers.run_long(self._cache.verify_pointer, self.listing.commit, file, info.etag)
-        return "hash" if right else None
+        return "hash" if await self._right(file, info.etag) else None
+
+    async def _right(self, file: str, etag: str) -> bool:
+        """Hashes the file at its place, and records it when it is right."""
+        return await self._workers.run_long(self._cache.verify_pointer, self.listing.commit, file, etag)
 
     async def _exclusively(self, file: str, info: FileInfo) -> None:
         """The file is missing or wrong: under its lock, somebody else may have brought it; else it is downloaded."""
         name = info.etag or hashlib.sha256(f"{self.listing.commit}/{file}".encode()).hexdigest()
-        async with self._locks.hold(self._cache.folder.lock(name)):
+        async with self._load.locks.hold(self._cache.folder.lock(name)):
             look = await self._look(file)
             check = await self._check(file, info, look) or await self._link(file, info)
             if check is not None:
                 size = look.size if look.size is not None else info.size
-                self._events.hit(file, size or 0, check)
+                self._load.events.hit(file, size or 0, check)
                 return
             if look:
                 _logger.warning("%s/%s in the cache is not what the Hub has: it is replaced", self._asked.repo, file)
@@ -195,21 +176,12 @@ class Files:
         return None
 
     async def _download(self, file: str, info: FileInfo) -> None:
-        asked = Asked(self._asked.endpoint, self._asked.repo, self._asked.revision, file, self._asked.has_token)
-        with self._events.download(file) as span:
-            span.measurements["bytes"] = await Download(
-                asked,
-                self.listing.commit,
-                info,
-                cache=self._cache,
-                transport=self._transport,
-                workers=self._workers,
-                sleep=self._sleep,
-                timeout=self._environment.download_timeout,
-                progress=self._events.progress(file),
-            ).run()
+        with self._load.events.download(file) as span:
+            span.measurements["bytes"] = await Download(self._load, self.listing.commit, file, info).run()
 
 
 def _similar(file: str, listing: Listing) -> str:
+    if len(listing.files) > _SIMILAR_LIMIT:
+        return ""
     close = difflib.get_close_matches(file, listing.files, n=3, cutoff=0.5)
     return f"; near to it are {', '.join(map(repr, close))}" if close else ""

@@ -17,9 +17,7 @@ import logging
 import time
 from urllib.parse import quote, urljoin
 
-from transmuter_async.hub.answers import Asked, error_of, next_page
-from transmuter_async.hub.cache import RepoCache
-from transmuter_async.hub.environment import Environment
+from transmuter_async.hub.answers import error_of, next_page
 from transmuter_async.hub.errors import (
     HubConnectionError,
     HubConsistencyError,
@@ -27,11 +25,11 @@ from transmuter_async.hub.errors import (
     HubHTTPError,
     LocalEntryNotFoundError,
 )
-from transmuter_async.hub.events import Events
 from transmuter_async.hub.listing import FileInfo, Listing, parse_info, parse_tree_page
+from transmuter_async.hub.load import Load
 from transmuter_async.hub.names import is_commit
-from transmuter_async.hub.retry import LIMIT, Retries, Sleep
-from transmuter_async.hub.transport import ERROR_BODY_LIMIT, LISTING_LIMIT, Transport, origin_of
+from transmuter_async.hub.retry import LIMIT, Retries
+from transmuter_async.hub.transport import ERROR_BODY_LIMIT, LISTING_LIMIT, origin_of
 
 __all__ = ["Metadata"]
 
@@ -42,22 +40,14 @@ _logger = logging.getLogger("transmuter_async.hub")
 class Metadata:
     """Finds the listing for one load."""
 
-    def __init__(
-        self,
-        asked: Asked,
-        *,
-        cache: RepoCache,
-        events: Events,
-        transport: Transport,
-        environment: Environment,
-        sleep: Sleep,
-    ) -> None:
-        self._asked = asked
-        self._cache = cache
-        self._events = events
-        self._transport = transport
-        self._environment = environment
-        self._sleep = sleep
+    def __init__(self, load: Load) -> None:
+        self._asked = load.asked
+        self._cache = load.cache
+        self._events = load.events
+        self._transport = load.transport
+        self._workers = load.workers
+        self._environment = load.environment
+        self._sleep = load.sleep
 
     async def listing(self) -> Listing:
         """The files of the revision.
@@ -101,7 +91,8 @@ class Metadata:
         api = f"{asked.endpoint}/api/models/{asked.repo}"
         url = f"{api}/revision/{quote(asked.revision, safe='')}?blobs=true"
         body, _ = await self._get(url, retries)
-        listing = parse_info(body, asked.repo, pinned=asked.revision if is_commit(asked.revision) else None)
+        pinned = asked.revision if is_commit(asked.revision) else None
+        listing = await self._workers.run(parse_info, body, asked.repo, pinned=pinned)  # may be many megabytes
         if listing.needs_tree:
             retries.progress()
             listing = listing.with_files(
@@ -115,7 +106,7 @@ class Metadata:
         for _ in range(_PAGES_LIMIT):
             try:
                 body, following = await self._get(url, retries)
-                files |= parse_tree_page(body, self._asked.repo)
+                files |= await self._workers.run(parse_tree_page, body, self._asked.repo)
             except (HubHTTPError, HubConsistencyError) as error:
                 if not files and not getattr(error, "retryable", False):
                     _logger.debug("no tree of %s: %s", self._asked, error)

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from transmuter_async.hub.content import Digest, hash_file, new_digest
-from transmuter_async.hub.errors import CacheError, ChecksumError, DiskFullError, HubConsistencyError
+from transmuter_async.hub.errors import CacheError, ChecksumError, DiskFullError
 from transmuter_async.hub.workers import Stop
 
 __all__ = ["SMALLEST_KEPT", "Partial", "replace"]
@@ -78,16 +78,11 @@ class Partial:
         """Appends to the file and to the hash.
 
         Raises:
-            HubConsistencyError: It is now longer than the whole.
             DiskFullError: There is no room.
         """
         assert self._fd is not None
         try:
             for chunk in chunks:
-                if self._size is not None and self.position + len(chunk) > self._size:
-                    raise HubConsistencyError(
-                        f"The server sends more than the {self._size} bytes that the file has. Nothing was kept."
-                    )
                 view = memoryview(chunk)
                 while view:
                     view = view[os.write(self._fd, view) :]
@@ -132,11 +127,20 @@ class Partial:
 
         Raises:
             FileNotFoundError: Another writer has taken the file over, since it believed this one dead.
+            CacheError: It can't be renamed.
+            DiskFullError: There is no room after all.
         """
         assert self._fd is not None
-        os.fsync(self._fd)
-        self.close()
-        replace(self._path, destination)
+        try:
+            os.fsync(self._fd)
+            self.close()
+            replace(self._path, destination)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self.close()
+            self._path.unlink(missing_ok=True)
+            raise self._failed(error) from error
         if self._etag is not None:
             self._sweep(self._etag)
 
@@ -163,9 +167,12 @@ class Partial:
             else:
                 self._path.unlink()
 
-    def free_space(self) -> int:
-        """Bytes free where the file lies (not to be relied on: quotas, FUSE)."""
-        return shutil.disk_usage(self._blobs).free
+    def free_space(self) -> int | None:
+        """Bytes free where the file lies, None when that can't be told."""
+        try:
+            return shutil.disk_usage(self._blobs).free
+        except OSError:
+            return None
 
     def _restart_digest(self) -> None:
         self._digest = None if self._etag is None or self._size is None else new_digest(self._etag, self._size)
@@ -185,7 +192,7 @@ class Partial:
                     while chunk := file.read(_CHUNK):
                         self.write((chunk,))
                         stop.check()
-            except (OSError, DiskFullError, HubConsistencyError):
+            except (OSError, CacheError, DiskFullError):
                 self.restart()
             finally:
                 claimed.unlink(missing_ok=True)
@@ -211,10 +218,7 @@ class Partial:
     def _failed(self, error: OSError) -> CacheError | DiskFullError:
         if error.errno in _OUT_OF_SPACE:
             needed = (self._size or 0) - self.position
-            try:
-                free = self.free_space()
-            except OSError:
-                free = 0
+            free = self.free_space() or 0
             return DiskFullError(
                 f"No room in {self._blobs}: {needed} more bytes are needed, {free} are free. Make room, or set HF_HUB_CACHE.",
                 needed=needed,

@@ -122,7 +122,8 @@ class Transport:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._session is not None:
-            await self._session.close()
+            with anyio.CancelScope(shield=True):
+                await self._session.close()
 
     @asynccontextmanager
     async def get(
