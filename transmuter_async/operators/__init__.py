@@ -30,6 +30,8 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
     contrib_attention,
     contrib_cache,
     contrib_experts,
+    contrib_packed_rows,
+    contrib_packing,
     contrib_quantized,
     contrib_quantized_elements,
     contrib_small,
