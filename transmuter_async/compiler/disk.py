@@ -232,7 +232,7 @@ def _load_program(payload: bytes, record: Mapping[str, Any], device: jax.Device)
     try:
         return serialize_executable.deserialize_and_load(
             payload,
-            jax.tree.structure(((weights, arguments, 0), {})),
+            jax.tree.structure(((weights, arguments, 0 if record["uses_seed"] else None), {})),
             jax.tree.structure((outputs, alarm)),
             backend=device.client,
             execution_devices=[device],
@@ -300,7 +300,7 @@ def _feed_array(sink: Any, array: np.ndarray) -> None:
     if array.dtype == object:
         _feed(sink, array.reshape(-1).tolist())
     else:
-        sink.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        sink.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 @functools.cache

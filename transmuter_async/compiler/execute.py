@@ -25,8 +25,8 @@ from transmuter_async.compiler.facts import (
     CacheMiss,
     Observe,
 )
-from transmuter_async.compiler.prepare import PreparedGraph, is_host_only
 from transmuter_async.compiler.job import CompileJob
+from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.trace import Run, Scope, run_node
 from transmuter_async.compiler.values import to_numpy
@@ -58,21 +58,36 @@ def run_key(seed: int) -> np.ndarray:
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
 
+_NOTHING: frozenset[str] = frozenset()
+
+
 class _Frame:
     """A graph or body on its way: its values, and the index of the next node."""
 
-    __slots__ = ("host", "index", "known", "missed", "prepared", "seed", "values")
+    __slots__ = ("_seed", "host", "index", "known", "missed", "prepared", "values")
 
     def __init__(
-        self, prepared: PreparedGraph, values: dict[str, Any], known: frozenset[str], seed: np.ndarray, host: _Hosted | None
+        self,
+        prepared: PreparedGraph,
+        values: dict[str, Any],
+        known: frozenset[str],
+        seed: int | np.ndarray,
+        host: _Hosted | None,
     ) -> None:
         self.prepared = prepared
         self.values = values
         self.known = known
-        self.seed = seed
+        self._seed = seed
         self.host = host
         self.index = 0
         self.missed = False
+
+    @property
+    def seed(self) -> np.ndarray:
+        """The random key of the frame, (2,) uint32; made when it is first needed."""
+        if isinstance(self._seed, int):
+            self._seed = run_key(self._seed)
+        return self._seed
 
     def value(self, name: str) -> Any:
         """A value of the frame, or a weight."""
@@ -94,8 +109,8 @@ class Execution:
     def __init__(self, prepared: PreparedGraph, inputs: Mapping[str, Any], *, seed: int, device: bool) -> None:
         self.prepared = prepared
         self.device = device
-        self._inputs = dict(inputs)
-        self._frames = [_Frame(prepared, dict(inputs), frozenset(), run_key(seed), None)]
+        self._inputs = inputs
+        self._frames = [_Frame(prepared, dict(inputs), _NOTHING, seed, None)]
         self._breaks: list[Node] = []  # the open ones, outer before inner
 
     def advance(self, cache: SegmentCache, observe: Observe) -> Finished | Missing:
@@ -176,26 +191,28 @@ class Execution:
     def _finish(self, tier: str) -> Finished:
         frame = self._frames[0]
         initializers = self.prepared.graph.initializers
-        foreign = {id(value) for value in self._inputs.values()}
+        foreign = set(map(id, self._inputs.values()))
         outputs = {}
         for name in self.prepared.outputs:
             value = frame.value(name)
             outputs[name] = self._give(value, foreign, owned=name not in initializers)
         if self.device:
             outputs = {name: self._put(value) for name, value in outputs.items()}
-            jax.block_until_ready([leaf for leaf in jax.tree.leaves(outputs) if isinstance(leaf, jax.Array)])
+            for leaf in jax.tree.leaves(outputs):
+                if isinstance(leaf, jax.Array):
+                    leaf.block_until_ready()
         frame.values.clear()
-        self._inputs.clear()
+        self._inputs = {}
         return Finished(outputs, tier)
 
     def _give(self, value: Any, foreign: set[int], *, owned: bool) -> Any:
         """An output as the caller gets it: read-only, never the memory of an input or a weight."""
-        if isinstance(value, list):
-            return [self._give(item, foreign, owned=False) for item in value]
         if isinstance(value, jax.Array):
             if self.device:
                 return value
             return np.array(value) if id(value) in foreign or not owned else np.asarray(value)
+        if isinstance(value, list):
+            return [self._give(item, foreign, owned=False) for item in value]
         if not isinstance(value, np.ndarray):
             return value
         if not owned or id(value) in foreign or value.base is not None or not value.flags.c_contiguous:
@@ -213,8 +230,10 @@ class Execution:
 
 def _breaks_here(frame: _Frame) -> bool:
     """A host-only node that meets a run-time value starts no segment of its own."""
-    node = frame.prepared.nodes[frame.index]
-    return is_host_only(node) and any(name in frame.values and name not in frame.known for name in node.inputs)
+    index = frame.index
+    if index not in frame.prepared.host_only:
+        return False
+    return any(name in frame.values and name not in frame.known for name in frame.prepared.nodes[index].inputs)
 
 
 def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: Observe) -> Missing:
@@ -241,7 +260,7 @@ def _run_segment(frame: _Frame, segment: Segment) -> None:
     values = frame.values
     if segment.program is not None:
         arguments = tuple([values[name] for name in segment.arguments])
-        outputs, alarm = segment.program(segment.weights, arguments, frame.seed)
+        outputs, alarm = segment.program(segment.weights, arguments, frame.seed if segment.uses_seed else None)
         if alarm is not None:
             number = int(alarm)
             if number > 0:

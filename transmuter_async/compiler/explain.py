@@ -110,7 +110,7 @@ def explain(prepared: PreparedGraph, cache: SegmentCache) -> Explanation:
     held = cache.segments()
     kept = cache.statistics().kept
     rows = tuple(_row(segment, kept=index < kept) for index, segment in enumerate(held))
-    breaks = {segment.place[:-1] + (segment.stop,): segment.needs for segment in held if segment.needs is not None}
+    breaks = {(*segment.place[:-1], segment.stop): segment.needs for segment in held if segment.needs is not None}
     return Explanation(
         node_count=prepared.model.node_count,
         traced=len(prepared.nodes),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from transmuter_async.errors import InputError
@@ -206,14 +207,14 @@ def _same_kind(given: np.dtype, want: np.dtype) -> bool:
     def kind(dtype: np.dtype) -> str:
         if dtype.kind in "iu":
             return "integer"
-        return "float" if jax.dtypes.issubdtype(dtype, np.floating) else dtype.kind
+        return "float" if jnp.issubdtype(dtype, np.floating) else dtype.kind
 
     return kind(given) == kind(want)
 
 
 def _fits_weakly(array: np.ndarray, want: np.dtype) -> bool:
     """Whether Python numbers may become `want`: integers in range, floats to floats, integers to floats."""
-    floating = jax.dtypes.issubdtype(want, np.floating) or want.kind == "c"
+    floating = jnp.issubdtype(want, np.floating) or want.kind == "c"
     if array.size == 0:
         return want != np.dtype(object)
     if array.dtype.kind == "b":

@@ -20,7 +20,7 @@ from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
 from transmuter_async.compiler.settings import pinned
 from transmuter_async.compiler.stored import Stored
-from transmuter_async.compiler.trace import Opaque, Run, Scope, has_traced, run_node
+from transmuter_async.compiler.trace import Alarm, Opaque, Run, Scope, has_traced, run_node
 from transmuter_async.compiler.values import abstract, is_traceable, sequence_length, shapes_of
 from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
 
@@ -43,7 +43,7 @@ class _Plan:
     rounds: tuple[frozenset[str], ...] = ()  # the static names known at the start of each round, the last is final
 
 
-_SEED = jax.ShapeDtypeStruct((2,), np.uint32)
+_SEED = abstract(np.zeros(2, np.uint32))
 
 
 class CompileJob:
@@ -236,7 +236,7 @@ class CompileJob:
         return plan
 
     def _program(self, plan: _Plan, arguments: Sequence[str]) -> Any:
-        prepared, nodes = self.prepared, self.prepared.nodes
+        nodes = self.prepared.nodes
         _, entry = self._split(plan.statics)
         weights, slots = _distinct(plan.lifted)
 
@@ -245,7 +245,7 @@ class CompileJob:
 
             def lift(array: np.ndarray) -> Any:
                 found = given[next(order)]
-                assert found.shape == array.shape and found.dtype == array.dtype, "the plan and the trace disagree"
+                assert (found.shape, found.dtype) == (array.shape, array.dtype), "the plan and the trace disagree"
                 return found
 
             run = self._run(seed, lift)
@@ -263,7 +263,7 @@ class CompileJob:
         structs = (
             tuple(abstract(array) for array in weights),
             tuple(abstract(self.values[name]) for name in arguments),
-            _SEED,
+            _SEED if plan.uses_seed else None,
         )
         try:
             lowered = jax.jit(compute).lower(*structs)

@@ -50,10 +50,7 @@ ALLOWED_GLOBALS = frozenset(
 _STRINGS = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"})
 _GETS = frozenset({"BINGET", "LONG_BINGET"})
 _OPCODES = _STRINGS | _GETS | frozenset(
-    "PROTO FRAME STOP MEMOIZE MARK STACK_GLOBAL REDUCE BUILD NEWOBJ NEWOBJ_EX BINPERSID "
-    "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
-    "BINBYTES SHORT_BINBYTES BINBYTES8 TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT "
-    "SETITEM SETITEMS EMPTY_SET ADDITEMS FROZENSET".split()
+    ["PROTO", "FRAME", "STOP", "MEMOIZE", "MARK", "STACK_GLOBAL", "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "BINPERSID", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_TUPLE", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_SET", "ADDITEMS", "FROZENSET"]
 )
 
 
@@ -89,8 +86,8 @@ def globals_of(payload: bytes) -> set[tuple[str, str]]:
             text: str | None = None
             if name in _STRINGS:
                 text = str(argument)
-            elif name in _GETS and int(argument) < len(memo):
-                text = memo[int(argument)]
+            elif name in _GETS and isinstance(argument, int) and argument < len(memo):
+                text = memo[argument]
             pushed = [pushed[-1], text]
     except PickleRefused:
         raise

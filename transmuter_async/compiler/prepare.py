@@ -37,6 +37,7 @@ class PreparedGraph:
         options: What was asked for.
         graph: After passes and folding.
         nodes: Its nodes; a segment is a run of these, named by the index of its first.
+        host_only: Indices of the nodes that can never be part of a program unless all of their inputs are known.
         last_use: For each name, the index of the last node that reads it; `len(nodes)` for an output.
         path: Empty for the graph itself; for a body that runs on the host, the way to it.
         root: The graph itself; it holds the weights of all of its bodies.
@@ -75,6 +76,7 @@ class PreparedGraph:
                 self.last_use[name] = index
         for name in self.outputs:
             self.last_use[name] = len(self.nodes)
+        self.host_only: frozenset[int] = frozenset(i for i, node in enumerate(graph.nodes) if is_host_only(node))
         self.graph_break: bool | None = None
         self._subgraphs: dict[tuple[int, str], PreparedGraph] = {}
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from transmuter_async.compiler.execute import Execution
 from transmuter_async.compiler.inputs import describe_type, take_inputs
+from transmuter_async.compiler.job import CompileJob
 from transmuter_async.compiler.options import Options, Spec
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
-from transmuter_async.compiler.job import CompileJob
 from transmuter_async.errors import InputError
 from transmuter_async.graph import Model, TensorType
 

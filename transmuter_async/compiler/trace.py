@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from transmuter_async.errors import (
@@ -489,7 +490,7 @@ class NodeContext:
         elif kind == np.bool_:
             bad = np.asarray(False)
         else:
-            bad = np.asarray(jnp.iinfo(kind).min, kind)
+            bad = np.asarray(ml_dtypes.iinfo(kind).min, kind)
         module = np if not has_traced(result) and not has_traced(valid) else jnp
         return module.where(valid, result, bad)
 

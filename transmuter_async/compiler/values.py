@@ -42,7 +42,7 @@ def abstract(value: Any) -> Any:
     """Shape and dtype as jax wants them for tracing without data."""
     if isinstance(value, list):
         return [abstract(item) for item in value]
-    return jax.ShapeDtypeStruct(value.shape, value.dtype)
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)  # type: ignore[no-untyped-call]
 
 
 def sequence_length(value: Any) -> int | None:
