@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import jax
 import numpy as np
 import onnx
@@ -302,28 +303,27 @@ async def test_held_compiler_holds_real_compiles() -> None:
 
 async def test_leaving_answers_everyone_and_leaves_nothing() -> None:
     answers: list[BaseException] = []
-    async with anyio.create_task_group() as outside:
-        async with tm.Runtime() as runtime:
-            compiled = await runtime.compile(affine())
-            held = HeldCompiler(compiled).__enter__()
+    async with anyio.create_task_group() as outside, tm.Runtime() as runtime:
+        compiled = await runtime.compile(affine())
+        held = HeldCompiler(compiled).__enter__()
 
-            async def one() -> None:
-                try:
-                    await compiled.run({"x": rows(2)})
-                except tm.ActorStopped as error:
-                    answers.append(error)
+        async def one() -> None:
+            try:
+                await compiled.run({"x": rows(2)})
+            except tm.ActorStopped as error:
+                answers.append(error)
 
-            async def listen() -> None:
-                async with runtime.telemetry.subscribe() as events:
-                    async for _ in events:
-                        pass
-                answers.append(StopAsyncIteration())
+        async def listen() -> None:
+            async with runtime.telemetry.subscribe() as events:
+                async for _ in events:
+                    pass
+            answers.append(StopAsyncIteration())
 
-            outside.start_soon(listen)
-            for _ in range(3):
-                outside.start_soon(one)
-            await held.wait_started()
-            outside.start_soon(release_later, answers, held)
+        outside.start_soon(listen)
+        for _ in range(3):
+            outside.start_soon(one)
+        await held.wait_started()
+        outside.start_soon(release_later, answers, held)
     assert len(answers) == 4
     assert not own_threads()
     with pytest.raises(tm.ActorStopped):
@@ -335,7 +335,7 @@ async def test_leaving_answers_everyone_and_leaves_nothing() -> None:
 async def release_later(answers: list[BaseException], held: HeldCompiler) -> None:
     """Everyone was answered before the compile ends: only then let it end."""
     while len(answers) < 3:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     held.release()
 
 
@@ -379,7 +379,7 @@ async def test_a_cancelled_compile_leaves_no_actor() -> None:
             await runtime.compile(affine(), {"x": tm.Spec((2, 4), "float32")})
         assert scope.cancelled_caught
         while (await runtime.statistics()).actors:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
 
 async def test_an_actor_that_keeps_crashing_takes_the_runtime_with_it() -> None:
@@ -388,7 +388,7 @@ async def test_an_actor_that_keeps_crashing_takes_the_runtime_with_it() -> None:
             compiled = await runtime.compile(affine())
             while True:
                 compiled._actor.crash(RuntimeError("a defect"))
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
     assert not own_threads()
 
 
@@ -525,7 +525,7 @@ def test_a_forked_child_is_told(backend: str) -> None:
         """
     )
     root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: PLW1510 - the output tells more than the code
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
