@@ -19,7 +19,9 @@ async def test_it_must_be_entered_and_only_once(world: World) -> None:
     client = HubClient(environment=world.environment())
     with pytest.raises(MisuseError, match="async with"):
         await client.info("org/m")
+    assert not client.entered
     async with client:
+        assert client.entered
         with pytest.raises(MisuseError, match="entered already"):
             await client.__aenter__()
     with pytest.raises(MisuseError, match="async with"):

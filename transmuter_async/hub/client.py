@@ -114,6 +114,11 @@ class HubClient:
         self._running: set[anyio.CancelScope] = set()
         self._idle: anyio.Event | None = None
 
+    @property
+    def entered(self) -> bool:
+        """Whether the client can be used now: between entering and leaving."""
+        return self._home is not None
+
     async def __aenter__(self) -> Self:
         if self._home is not None:
             raise MisuseError("This HubClient is entered already; make another one.")
