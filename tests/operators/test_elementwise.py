@@ -193,6 +193,8 @@ def test_legacy_broadcasting_places_the_second_shape_at_the_axis():
     compare("Add", [a, b[0, :1]], {"broadcast": 1}, domain="", opset=6, expected=[a])
     compare("Add", [a, np.arange(5, dtype=np.float32)], {"broadcast": 1}, domain="", opset=1,
             expected=[a + np.arange(5, dtype=np.float32)])  # fmt: skip
+    thin = b[:, :1]
+    compare("Add", [a, thin], {"broadcast": 1, "axis": 1}, domain="", opset=6, expected=[a + thin[None, :, :, None]])
     for attributes in ({}, {"broadcast": 1, "axis": 2}, {"broadcast": 1, "axis": 9}):
         with pytest.raises(ValueError, match="shape"):
             host_outputs("Add", [a, b], attributes, domain="", opset=6)

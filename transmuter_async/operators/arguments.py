@@ -88,7 +88,7 @@ def align_legacy(a: Any, b: Any, axis: int | None, broadcast: int) -> tuple[Any,
 
     Args:
         a: The input that has the shape of the result.
-        b: The other input: one element, or a shape that appears in that of `a`, from `axis` on.
+        b: The other input: one element, or a shape that appears in that of `a`, from `axis` on; axes of size 1 fit too.
         axis: First axis of `a` that `b` has; None: `b` has the last ones.
         broadcast: 0 demands equal shapes.
 
@@ -102,6 +102,8 @@ def align_legacy(a: Any, b: Any, axis: int | None, broadcast: int) -> tuple[Any,
     if b.size == 1 and b.ndim <= a.ndim:
         return a, b.reshape(())
     start = a.ndim - b.ndim if axis is None else axis + a.ndim * (axis < 0)
-    if start < 0 or start + b.ndim > a.ndim or a.shape[start : start + b.ndim] != b.shape:
+    part = a.shape[start : start + b.ndim] if start >= 0 else ()
+    # Exporters of those days relied on axes of size 1 as well.
+    if len(part) != b.ndim or any(size not in (1, whole) for size, whole in zip(b.shape, part, strict=True)):
         raise ValueError(f"shape {tuple(b.shape)} is no part of {tuple(a.shape)} from axis {start} on")
     return a, xp(b).reshape(b, (*b.shape, *(1 for _ in range(a.ndim - start - b.ndim))))
