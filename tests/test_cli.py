@@ -134,14 +134,19 @@ def test_inspect_lists_every_missing_operator(tmp_path: Path, capsys) -> None:
 
 def test_explain(tmp_path: Path, capsys) -> None:
     assert main(["explain", DIGITS, "--dim", "batch=1"]) == 0
-    capsys.readouterr()
+    assert "No breaks" in capsys.readouterr().out
+    assert main(["explain", DIGITS]) == 0
+    assert "--fill random --dim batch=SIZE" in capsys.readouterr().out
     info = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [4]),
         helper.make_tensor_value_info("y", TensorProto.INT64, [1, "k"]),
     ]
-    path = saved(tmp_path / "nz.onnx", [helper.make_node("NonZero", ["x"], ["y"], "nz")], info[:1], info[1:])
-    assert main(["explain", path, "--json"]) == 1
-    assert "nz" in json.dumps(json.loads(capsys.readouterr().out)["breaks"])
+    nodes = [helper.make_node("Abs", ["x"], ["a"], "abs"), helper.make_node("NonZero", ["a"], ["y"], "nz")]
+    path = saved(tmp_path / "nz.onnx", nodes, info[:1], info[1:])
+    for arguments in ([], ["--fill", "random"], ["--input", "x=ones:4"]):
+        assert main(["explain", path, "--json", *arguments]) == 1
+        [found] = json.loads(capsys.readouterr().out)["breaks"]
+        assert (found["node"], found["op_type"]) == ("nz", "NonZero")
 
 
 @pytest.mark.parametrize("against", ["eager", "onnxruntime"])

@@ -158,7 +158,7 @@ def show(
         }
     )
     output.line()
-    output.heading("where the time of the calls went")
+    output.heading("where the time of the calls went (added up over the callers)")
     total = max(1, facts["queued_ns"] + facts["compiling_ns"] + facts["working_ns"])
     output.fields(
         {

@@ -1,6 +1,9 @@
 """Show how a model is compiled: its segments, where it breaks, why, and what to do about it.
 
-With the sizes of all open dimensions (--dim) the model is traced for these shapes; without, over what the graph declares.
+  transmuter explain model.onnx --dim batch=1 --dim sequence=128     compiled for these shapes
+  transmuter explain model.onnx --fill random --dim batch=1          run once: shows every break on the way
+  transmuter explain model.onnx --input sr=16000 --fill zeros …      an input whose value decides the program
+
 Exit code 1 when the graph breaks.
 """
 
@@ -8,30 +11,50 @@ from __future__ import annotations
 
 import argparse
 
-from transmuter_async.cli.inputs import add_dim_argument, dims, specs
+import anyio
+
+from transmuter_async.cli.inputs import add_input_arguments, dims, gather, specs
 from transmuter_async.cli.output import Output
 from transmuter_async.compiler import Spec
+from transmuter_async.graph import Model, TensorType
 from transmuter_async.runtime import Runtime
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `explain`."""
     parser.add_argument("model", help="an ONNX file, or hf://owner/repository@revision/path")
-    add_dim_argument(parser)
+    add_input_arguments(parser)
     parser.add_argument(
-        "--static", action="append", default=[], metavar="INPUT", help="an input whose value is known before"
+        "--static", action="append", default=[], metavar="INPUT", help="an input whose value is part of a program's key"
     )
 
 
+def advice(model: Model, sizes: dict[str, int]) -> str:
+    """What to add to the command line so that there is something to explain."""
+    shapes = [value.type.shape or () for value in model.inputs if isinstance(value.type, TensorType)]
+    named = sorted({dim for shape in shapes for dim in shape if isinstance(dim, str) and dim not in sizes})
+    options = "".join(f" --dim {name}=SIZE" for name in named)
+    return f"To see segments and breaks, let it run once: --fill random{options} (or --input NAME=VALUE)."
+
+
 async def execute(options: argparse.Namespace, output: Output) -> int:
-    """Load, compile where the shapes are known, print the explanation."""
+    """Load, run once or compile where the shapes are known, print the explanation."""
     async with Runtime() as runtime:
         with output.working(f"loading {options.model}"):
             model = await runtime.load(options.model)
-        shapes = specs(model, dims(options.dim), Spec)
+        sizes = dims(options.dim)
+        static = tuple(options.static)
         with output.working("compiling"):
-            compiled = await runtime.compile(model, shapes, static_inputs=tuple(options.static))
+            if options.input or options.fill:
+                inputs = await anyio.to_thread.run_sync(gather, model, options)
+                compiled = await runtime.compile(model, static_inputs=static)
+                await compiled.run(inputs, seed=options.seed)
+            else:
+                compiled = await runtime.compile(model, specs(model, sizes, Spec), static_inputs=static)
             explanation = await compiled.explain()
     output.data = {"model": options.model, **explanation.to_dict()}
     output.line(str(explanation))
+    if explanation.graph_break is None and not explanation.segments:
+        output.data["advice"] = advice(model, sizes)
+        output.line(output.data["advice"])
     return 1 if explanation.breaks else 0
