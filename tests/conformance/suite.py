@@ -125,7 +125,8 @@ def evaluate(model: Model, given: dict[str, Any], way: str, **options: Any) -> t
     if way == "host":
         prepared = prepare(model, Options(compiler="eager", optimize=False))
         execution = prepared.start(prepared.take_inputs(given), seed=0, device=False)
-        finished = execution.advance(SegmentCache(1), lambda fact: None)
+        with pinned():
+            finished = execution.advance(SegmentCache(1), lambda fact: None)
         return finished.outputs, 0, 0  # type: ignore[union-attr]
     statics: list[str] = []
     while True:

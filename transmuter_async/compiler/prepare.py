@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from transmuter_async.compiler.disk import DiskCache, device_facts, graph_digest
 from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
+from transmuter_async.compiler.trace import nodes_between
 from transmuter_async.errors import InputError
 from transmuter_async.graph import Graph, Model, Node, TensorType, Value, deduplicate, prune, remove_identity
 from transmuter_async.operators import resolve
@@ -69,7 +70,8 @@ class PreparedGraph:
         self.platform: str = device.platform
         self.nodes: tuple[Node, ...] = graph.nodes
         self.outputs: tuple[str, ...] = tuple(value.name for value in graph.outputs)
-        self.reads: tuple[frozenset[str], ...] = tuple(_reads(node) for node in graph.nodes)
+        producers = {name: node for node in graph.nodes for name in node.outputs if name}
+        self.reads: tuple[frozenset[str], ...] = tuple(_reads(node, producers) for node in graph.nodes)
         self.last_use: dict[str, int] = {}
         for index, names in enumerate(self.reads):
             for name in names:
@@ -178,7 +180,8 @@ def prepare_graph(model: Model, options: Options) -> Graph:
         )
     graph = _settle_overrides(graph, options.overrides)
     keep = frozenset(value.name for value in graph.outputs)
-    if options.optimize:
+    # Gradient names tensors in its attributes, which passes over inputs and outputs would not see.
+    if options.optimize and not any(node.op_type == "Gradient" for node in graph.walk()):
         graph = remove_identity(graph)
         weight_bytes = sum(array.nbytes for array in graph.initializers.values())
         graph = fold_constants(graph, budget=2 * weight_bytes + options.fold_bytes, keep=keep)
@@ -207,8 +210,12 @@ def is_host_only(node: Node) -> bool:
     return definition is not None and definition.host
 
 
-def _reads(node: Node) -> frozenset[str]:
+def _reads(node: Node, producers: Mapping[str, Node]) -> frozenset[str]:
     names = {name for name in node.inputs if name}
+    if node.op_type == "Gradient" and node.domain == "ai.onnx.preview.training":
+        arguments = (*node.attributes["xs"], *node.attributes.get("zs", ()))  # type: ignore[misc]
+        between = nodes_between(producers, arguments, str(node.attributes["y"]))
+        names.update(name for each in between for name in _reads(each, producers))
     for graph in node.subgraphs():
         names |= graph.outer_names()
     return frozenset(names)

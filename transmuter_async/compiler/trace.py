@@ -35,7 +35,7 @@ from transmuter_async.errors import (
 from transmuter_async.graph import Graph, Node, Value
 from transmuter_async.operators import Operator, first_alarm, fold_in, forced_trace, invoke, resolve
 
-__all__ = ["Alarm", "Opaque", "Run", "Scope", "run_nodes"]
+__all__ = ["Alarm", "Opaque", "Run", "Scope", "nodes_between", "run_node", "run_nodes"]
 
 MAX_ELEMENTS = 1 << 30
 """Elements of any one planned tensor: sizes may come from a stranger's file, or from a value at a break."""
@@ -206,7 +206,8 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         key: _Subgraph(run, value, scope, node) if isinstance(value, Graph) else value
         for key, value in node.attributes.items()
     }
-    runner = {"n_outputs": len(node.outputs), "context": NodeContext(run, node, definition, folding=run.tracing and not forced)}
+    context = NodeContext(run, node, definition, scope, folding=run.tracing and not forced)
+    runner = {"n_outputs": len(node.outputs), "context": context}
     try:
         if forced:
             with forced_trace():
@@ -215,7 +216,7 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
             try:
                 outputs = invoke(definition, values, attributes, runner)
             except _TooLargeToFold:
-                runner["context"] = NodeContext(run, node, definition, folding=False)
+                runner["context"] = NodeContext(run, node, definition, scope, folding=False)
                 with forced_trace():
                     outputs = invoke(definition, values, attributes, runner)
     except TransmuterError:
@@ -368,7 +369,7 @@ def _shadow(
         else:
             known.append(value)
     host = Run(tracing=False, bounds="clamp", platform=run.platform)
-    runner = {"n_outputs": len(node.outputs), "context": NodeContext(host, node, definition, folding=False)}
+    runner = {"n_outputs": len(node.outputs), "context": NodeContext(host, node, definition, Scope(), folding=False)}
     for traced, value in zip(outputs, invoke(definition, known, attributes, runner), strict=True):
         if has_traced(traced):
             shadows[id(traced)] = (traced, np.asarray(value), names)
@@ -426,6 +427,35 @@ class _Subgraph:
             run.depth -= 1
 
 
+def nodes_between(producers: Mapping[str, Node], names: Sequence[str], result: str) -> list[Node]:
+    """The nodes through which `result` depends on `names`, in an order in which they can run."""
+    ordered: list[Node] = []
+    depends: dict[str, bool] = dict.fromkeys(names, True)
+
+    def visit(name: str) -> bool:
+        stack = [name]
+        while stack:
+            current = stack[-1]
+            node = producers.get(current)
+            if current in depends or node is None:
+                depends.setdefault(current, False)
+                stack.pop()
+                continue
+            waiting = [each for each in node.inputs if each and each not in depends]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            found = any(depends[each] for each in node.inputs if each)
+            if found:
+                ordered.append(node)
+            depends.update((output, found) for output in node.outputs if output not in names)
+            stack.pop()
+        return depends[name]
+
+    visit(result)
+    return ordered
+
+
 class _TooLargeToFold(Exception):
     """A known result is above the folding budget: compute it in the program instead."""
 
@@ -433,10 +463,11 @@ class _TooLargeToFold(Exception):
 class NodeContext:
     """The `operators.Context` of one node in one run."""
 
-    __slots__ = ("definition", "folding", "node", "opset", "platform", "run")
+    __slots__ = ("definition", "folding", "node", "opset", "platform", "run", "scope")
 
-    def __init__(self, run: Run, node: Node, definition: Operator, *, folding: bool) -> None:
+    def __init__(self, run: Run, node: Node, definition: Operator, scope: Scope, *, folding: bool) -> None:
         self.run = run
+        self.scope = scope
         self.node = node
         self.definition = definition
         self.opset = node.opset
@@ -527,6 +558,20 @@ class NodeContext:
         """See `operators.Context.absorb`."""
         if self.run.alarms:
             self.run.absorb(alarm)
+
+    def function(self, names: Sequence[str], result: str) -> Callable[..., Any]:
+        """See `operators.Context.function`."""
+        outer = self.run
+        between = nodes_between(outer.producers, names, result)
+
+        def compute(*values: Any) -> Any:
+            # The nodes have run before, and rung their alarms: here they only compute.
+            run = Run(tracing=True, seed=outer.seed, bounds="clamp", platform=outer.platform, producers=outer.producers)
+            scope = Scope(dict(zip(names, values, strict=True)), outer=self.scope)
+            run_nodes(run, between, scope)
+            return scope.read(result)
+
+        return compute
 
     def error(self, message: str) -> OperatorError:
         """See `operators.Context.error`."""

@@ -101,7 +101,8 @@ def align_legacy(a: Any, b: Any, axis: int | None, broadcast: int) -> tuple[Any,
         raise ValueError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} differ and the attribute `broadcast` is 0")
     if b.size == 1 and b.ndim <= a.ndim:
         return a, b.reshape(())
-    start = a.ndim - b.ndim if axis is None else axis + a.ndim * (axis < 0)
+    # An equal rank leaves one way to align, whatever `axis` says.
+    start = a.ndim - b.ndim if axis is None or a.ndim == b.ndim else axis + a.ndim * (axis < 0)
     part = a.shape[start : start + b.ndim] if start >= 0 else ()
     # Exporters of those days relied on axes of size 1 as well.
     if len(part) != b.ndim or any(size not in (1, whole) for size, whole in zip(b.shape, part, strict=True)):

@@ -91,6 +91,18 @@ class Context(Protocol):
         """Take the alarm (int32 scalar, 0 = none) that came out of a JAX control-flow primitive."""
         ...
 
+    def function(self, names: Sequence[str], result: str) -> Callable[..., Any]:
+        """A tensor of the graph as a function of others, for Gradient.
+
+        Args:
+            names: The tensors that are its arguments.
+            result: The tensor that it gives.
+
+        Returns:
+            A traceable function that runs the nodes between them again; every other tensor keeps its value.
+        """
+        ...
+
     def error(self, message: str) -> Exception:
         """An `OperatorError` that names the node and its operator."""
         ...
