@@ -17,8 +17,8 @@ from transmuter_async.operators.registry import operator, xp
 
 __all__ = [
     "additive_mask",
-    "attend",
     "append_cache",
+    "attend",
     "causal_mask",
     "default_scale",
     "merge_heads",
@@ -240,9 +240,10 @@ def _packed_parts(query: Any, key: Any, value: Any, bias: Any, heads: int) -> tu
     cached = query.ndim != 5 and key.ndim == 4
     if bias is not None:
         sizes = (q.shape[1] * q.shape[3], k.shape[1] * k.shape[3], v.shape[1] * v.shape[3])
+        given: tuple[int, ...] = sizes
         if cached:
-            sizes = (sizes[0], *sizes[1:]) if bias.shape[0] == sum(sizes) else (sizes[0],)
-        ends = np.cumsum((0, *sizes))
+            given = sizes if bias.shape[0] == sum(sizes) else sizes[:1]
+        ends = np.cumsum((0, *given))
         rows = [
             widen(bias)[a:b].reshape(1, heads, 1, -1) for a, b in zip(ends, ends[1:], strict=False)
         ]

@@ -348,7 +348,7 @@ def sparse_attention_1(
 ) -> tuple[Any, Any, Any]:
     """Causal attention over a cache in which a head only sees the blocks of its layout; layouts repeat over the heads."""
     q, k, v = _split_qkv(query, key, value, num_heads, kv_num_heads)
-    batch, _, length, size = q.shape
+    length, size = q.shape[2:]
     longest = int(context.needs(total_sequence_length, 7, "the length of the cache").reshape(-1)[0])
     ends, _ = context.bounded(
         key_total_sequence_lengths, longest, input="key_total_sequence_lengths", axis=None, inclusive=True

@@ -108,7 +108,7 @@ def _route(router: Any, weights: Any, k: int, normalize: int) -> tuple[Any, Any]
     if k < 1 or k > logits.shape[1]:
         raise ValueError(f"k is {k}, but there are {logits.shape[1]} experts")
     if m is np:
-        chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        chosen: Any = np.argsort(-logits, axis=1, kind="stable")[:, :k]
     else:
         chosen = lax.top_k(logits, k)[1]
     picked = m.take_along_axis(logits if weights is None else widen(weights), chosen, axis=1)
@@ -353,7 +353,7 @@ def _highest(values: Any, count: int) -> Any:
     """Which `count` entries of each row are the highest, the first of equal ones first."""
     m = xp(values)
     if m is np:
-        order = np.argsort(-values, axis=-1, kind="stable")[..., :count]
+        order: Any = np.argsort(-values, axis=-1, kind="stable")[..., :count]
     else:
         order = lax.top_k(values, count)[1]
     return (order[..., None] == np.arange(values.shape[-1], dtype=order.dtype)).any(-2)

@@ -329,7 +329,7 @@ def word_conv_embedding_1(
     that starts with 0 has none and gives zeros (onnxruntime leaves that row uninitialised).
     """
     m = xp(Sequence, W, B, C)
-    words, length = Sequence.shape
+    length = Sequence.shape[1]
     filters, _, window, size = W.shape
     if C.shape[1] != size or window > length:
         raise ValueError(f"W has shape {tuple(W.shape)}, C {tuple(C.shape)}, and words have {length} characters")

@@ -241,7 +241,7 @@ def gated_delta_net_1(
 def _delta_parts(query: Any, key: Any, value: Any, initial_state: Any) -> tuple[Any, Any, Any]:
     """Wide `(tokens, heads, size)` of query, key and value."""
     if key is not None:
-        return tuple(widen(x).reshape(-1, *x.shape[-2:]) for x in (query, key, value))  # type: ignore[return-value]
+        return tuple(widen(x).reshape(-1, *x.shape[-2:]) for x in (query, key, value))
     if initial_state is None:
         raise ValueError("packed query, key and value need initial_state for their sizes")
     _, heads, width, size = initial_state.shape

@@ -143,7 +143,7 @@ def murmur_hash3_1(X: Any, /, *, positive: int = 1, seed: int = 0) -> Any:
             hashes = hashes.reshape(X.shape)
         else:
             if m is np:
-                words = np.ascontiguousarray(X).reshape(*X.shape, 1).view(np.uint32)
+                words: Any = np.ascontiguousarray(X).reshape(*X.shape, 1).view(np.uint32)
             else:
                 words = jax.lax.bitcast_convert_type(X, jnp.uint32)
                 words = words if X.dtype.itemsize > 4 else words[..., None]
@@ -350,8 +350,10 @@ def bifurcation_detector_1(
     max_ngram_size: int = 3,
     min_ngram_size: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Aggressive decoding: take over the predictions up to the first that differs from the source, and find the last
-    n-gram of the result in the source, where it must occur once; the place behind it, or -1."""
+    """Aggressive decoding: take over the predictions up to the first that differs from the source; then find the end.
+
+    The last n-gram of the result is looked for in the source, where it must occur once: the place behind it, or -1.
+    """
     tokens = cur_tokens
     if pred_tokens is not None:
         start = int(prev_suffix_match_idx.reshape(-1)[0])

@@ -114,7 +114,7 @@ def dict_vectorizer_1(
     if vocabulary is None:
         raise ValueError("one of int64_vocabulary and string_vocabulary has to be given")
     dtype = _element_type(next(iter(X.values()), None))
-    row = np.full((1, len(vocabulary)), "" if dtype == object else 0, dtype=dtype)
+    row = np.full((1, len(vocabulary)), "" if dtype.kind == "O" else 0, dtype=dtype)
     for place, key in enumerate(vocabulary):
         if key in X:
             row[0, place] = X[key]
@@ -163,7 +163,7 @@ def imputer_1(
         raise ValueError("X is a scalar; it has to be (rows, features)")
     np_ = xp(X)
     replaced = X.dtype.type(np.float32(replaced_value_float) if floating else replaced_value_int64)
-    missing = np_.isnan(X) if floating and np.isnan(replaced) else X == replaced
+    missing = np_.isnan(X) if floating and np.isnan(replaced) else np_.equal(X, replaced)
     columns = X.shape[0] if X.ndim == 1 else X.shape[1]
     fill = np.asarray(values, dtype=np.float32 if floating else np.int64).astype(X.dtype)
     if len(values) == columns and X.ndim > 1:

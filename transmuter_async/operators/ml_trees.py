@@ -200,7 +200,7 @@ def _aggregate_some(trees: _Trees, x: Any, function: str) -> tuple[Any, Any]:
     leaves = np.flatnonzero(trees.modes == LEAF)
     always, ever = trees.scored[leaves].all(0), trees.scored[leaves].any(0)
     if (always == ever).all():
-        scored = np_.broadcast_to(always, (x.shape[0], len(always)))
+        scored = np_.broadcast_to(always, (x.shape[0], trees.weights.shape[1]))
     else:
         scored = np_.take(trees.scored, at, axis=0).any(0)
     if function in ("MIN", "MAX"):
