@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import STRING
+from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context, Subgraph
 from transmuter_async.operators.iteration import (
+    TRUE,
     UNFIT,
     Carry,
     Step,
@@ -31,7 +32,6 @@ from transmuter_async.operators.iteration import (
     stack_rows,
     strong,
     traceable,
-    true,
     try_trip,
     while_trips,
 )
@@ -45,6 +45,9 @@ UNROLLED_SHAPES = 8
 
 UNROLLED_NEEDS = 64
 """Trips that are unrolled at most when the body needs the trip's number, or another value, on the host."""
+
+
+_ENDLESS = "the loop has neither a trip count nor a condition that ends it"
 
 
 # --- If ---------------------------------------------------------------------------------------------------------------
@@ -115,7 +118,8 @@ def _branch_outputs(then_branch: Subgraph, else_branch: Subgraph, context: Conte
 def loop_1(M: Any = None, cond: Any = None, /, *v_initial: Any, body: Subgraph, context: Context) -> tuple[Any, ...]:
     """Run `body` while its condition holds, at most `M` times; its further outputs are stacked trip by trip.
 
-    The result is the carried values after the last trip, then the stacked outputs: (0, …) after no trips. Carried
+    The result is the carried values after the last trip, then the stacked outputs. After no trips those are (0, …) with
+    the shape that a trip would have given; onnxruntime makes dimensions that are not declared 0 as well. Carried
     sequences and optionals (versions 11, 13 and 16) live on the host, or in the unrolled form.
     """
     carried = list(v_initial) + [None] * (len(body.inputs) - 2 - len(v_initial))
@@ -125,7 +129,7 @@ def loop_1(M: Any = None, cond: Any = None, /, *v_initial: Any, body: Subgraph, 
 
     def step(number: Any, values: list[Any], _: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         trip = number if isinstance(number, jax.Array) else np.asarray(number, np.int64)
-        on, *rest = body(trip, true(), *values, iteration=number)
+        on, *rest = body(trip, TRUE, *values, iteration=number)
         return on, rest[: len(carried)], rest[len(carried) :]
 
     outputs = body.outputs[1 + len(carried) :]
@@ -179,14 +183,18 @@ def _compiled_loop(
 ) -> tuple[Any, ...] | None:
     """The trips as one primitive, or None where a Python loop has to do."""
     trial = try_trip(step, carried, [], context)
-    if not isinstance(trial, Trial) or not trial.invariant:
+    if not isinstance(trial, Trial):
+        return None
+    if trial.goes_on and bound is None:
+        raise context.error(_ENDLESS)
+    if not trial.invariant:
+        if trial.goes_on and bound is not None and bound > UNROLLED_SHAPES and any(map(holds_traced, carried)):
+            _give_up(carried, _first_input(context, carried), f"to unroll {bound} trips of changing shapes", context)
         return None
     carry = Carry(carried, trial.kept)
     if trial.goes_on is None:
         return tuple(while_trips(step, carry, bound, True, context)) if emits == 0 else None
-    trips = bound if trial.goes_on else 1
-    if trips is None:
-        raise context.error("the loop has neither a trip count nor a condition that ends it")
+    trips = bound if trial.goes_on and bound is not None else 1
     for shape, dtype in trial.emitted:
         context.budget((trips, *shape), dtype)
     after, stacked = scan_trips(step, carry, trips, [], context)
@@ -213,6 +221,8 @@ def _python_loop(step: Step, carried: list[Any], bound: int | None, emits: int, 
             row.append(value)
             context.budget((len(row), *value.shape), value.dtype)
         number += 1
+        if on is TRUE and bound is None:
+            raise context.error(_ENDLESS)
         if holds_traced(on):
             on = context.needs(on, _first_input(context, carried), "whether the Loop goes on")
         if not flag(on):
@@ -308,7 +318,7 @@ def _empty_batch(
 
     def step(number: Any, states: list[Any], slices: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         results = body(*states, *slices, iteration=number)
-        return true(), list(results[: len(values)]), list(results[len(values) :])
+        return TRUE, list(results[: len(values)]), list(results[len(values) :])
 
     host = not any(map(holds_traced, [*values, *inputs]))
     module = np if host else jnp
@@ -377,7 +387,7 @@ def _scanned(
 
     def step(number: Any, values: list[Any], slices: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         results = body(*values, *slices, iteration=number)
-        return true(), list(results[: len(values)]), list(results[len(values) :])
+        return TRUE, list(results[: len(values)]), list(results[len(values) :])
 
     slices = [jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for value in moved if value.dtype != STRING]
     moving = any(map(holds_traced, [*carried, *moved]))

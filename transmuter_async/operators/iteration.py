@@ -16,11 +16,11 @@ import numpy as np
 from jax import lax
 
 from transmuter_async.errors import TransmuterError
-from transmuter_async.graph import STRING
-from transmuter_async.graph import TensorType, Value
+from transmuter_async.graph import STRING, TensorType, Value
 from transmuter_async.operators.context import Context, first_alarm
 
 __all__ = [
+    "TRUE",
     "UNFIT",
     "Carry",
     "Step",
@@ -34,7 +34,6 @@ __all__ = [
     "stack_rows",
     "strong",
     "traceable",
-    "true",
     "try_trip",
     "while_trips",
 ]
@@ -42,6 +41,9 @@ __all__ = [
 # What an attempt to trace a body may end with, when it is not fit for a JAX primitive. The next form, or the host, says
 # what is really wrong, if anything is: a branch that is not taken, or a loop without trips, may well make no sense.
 UNFIT = (TransmuterError, ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError)
+
+TRUE = np.asarray(True)
+"""The condition that goes into every trip: it is only made while the condition holds."""
 
 Step = Callable[[Any, list[Any], list[Any]], tuple[Any, list[Any], list[Any]]]
 
@@ -92,11 +94,6 @@ def flag(value: Any) -> Any:
     return bool(np.asarray(value).reshape(-1)[0])
 
 
-def true() -> np.ndarray:
-    """The condition that goes into a trip: it is only made while the condition holds."""
-    return np.asarray(True)
-
-
 def traceable(value: Any) -> bool:
     """Whether a value can go through a JAX primitive: tensors that are no strings, and sequences of such."""
     leaves = jax.tree.leaves(value, is_leaf=lambda leaf: leaf is None)
@@ -124,6 +121,8 @@ def try_trip(step: Step, carried: Sequence[Any], slices: Sequence[Any], context:
 
     `slices` are the abstract inputs of one trip.
     """
+    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
+        return RuntimeError("this thread traces without 64-bit types")  # on the host form, outside of a run
     kept = frozenset(i for i, value in enumerate(carried) if not holds_traced(value))
     while True:
         raw: list[Any] = []
