@@ -174,6 +174,8 @@ def _cast_back(y: Any, dtype: Any) -> Any:
         return narrow(y, dtype)
     if dtype == np.bool_:
         return y != 0
+    if dtype.itemsize <= 2:
+        y = y.astype(np.float32)  # so that a whole number computed as a hair less is not truncated to the one below
     info = np.iinfo(dtype)
     low, high = float(info.min), float(info.max)
     if high > info.max:  # int64 and uint64: the largest float below
@@ -251,7 +253,7 @@ def _resize(
     elif is_float(x.dtype) or np.dtype(x.dtype).kind == "c":
         y = widen(x)
     else:
-        y = x.astype(np.float32 if np.dtype(x.dtype).itemsize <= 2 else np.float64)
+        y = x.astype(np.float64)
     # Axes that shrink first: less is left for the others.
     for axis in sorted(plans, key=lambda a: shape[a] / x.shape[a]):
         y = _read(y, plans[axis], axis)
