@@ -181,6 +181,17 @@ def test_top_k_in_every_dtype(dtype, largest):
     )
 
 
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("special", [None, NAN, INF, -INF])
+def test_top_k_of_long_rows_keeps_the_rule_of_ties(largest, special):
+    """The host form does not sort a long row; here nearly everything is equal to something else."""
+    x = rng.integers(0, 5, (3, 400)).astype(np.float32)
+    if special is not None:
+        x[1, ::50] = special
+    at("TopK", [x, i64(12)], {"largest": largest}, opset=11, outputs=2)
+    at("TopK", [x.T.copy(), i64(12)], {"largest": largest, "axis": 0}, opset=11, outputs=2)
+
+
 def test_top_k_of_old_versions_and_of_nothing():
     at("TopK", [f(2, 3)], {"k": 2}, opset=1, outputs=2, expected=[f(2, 3)[:, :0:-1], i64(2, 1, 2, 1).reshape(2, 2)])
     at("TopK", [f(0, 3), i64(2)], {}, opset=10, outputs=2)

@@ -50,8 +50,10 @@ def non_max_suppression_10(
     if limit > 0:
         for batch, (corners, rows) in enumerate(zip(boxes, scores, strict=True)):
             low, high = _corners(corners, centred=bool(center_point_box))
+            with np.errstate(all="ignore"):
+                area = np.prod(high - low, axis=1)
             for label, row in enumerate(rows):
-                picked = _suppress(low, high, row, limit, overlap, least)
+                picked = _suppress(low, high, area, row, limit, overlap, least)
                 chosen.append(np.stack([np.full_like(picked, batch), np.full_like(picked, label), picked], 1))
     return np.concatenate(chosen) if chosen else np.zeros((0, 3), np.int64)
 
@@ -65,21 +67,24 @@ def _corners(boxes: np.ndarray, *, centred: bool) -> tuple[np.ndarray, np.ndarra
 
 
 def _suppress(
-    low: np.ndarray, high: np.ndarray, scores: np.ndarray, limit: int, overlap: np.float32, least: Any
+    low: np.ndarray, high: np.ndarray, area: np.ndarray, scores: np.ndarray, limit: int, overlap: np.float32, least: Any
 ) -> np.ndarray:
     """The chosen boxes of one class, (chosen,) int64."""
+    picked: list[int] = []
     with np.errstate(all="ignore"):
-        takes_part = ~np.isnan(scores) if least is None else scores > least
-        candidates = np.flatnonzero(takes_part)
-        left = candidates[np.argsort(-scores[candidates], kind="stable")]
-        area = np.prod(high - low, axis=1)
-        picked: list[int] = []
-        while left.size and len(picked) < limit:
-            best, left = int(left[0]), left[1:]
-            picked.append(best)
-            sides = np.minimum(high[best], high[left]) - np.maximum(low[best], low[left])
-            common = sides[:, 0] * sides[:, 1]
-            union = area[best] + area[left] - common
-            meets = (sides > 0).all(1) & (common > 0) & (area[best] > 0) & (area[left] > 0) & (union > 0)
-            left = left[~(meets & (common / union > overlap))]
+        left = np.flatnonzero(~np.isnan(scores) if least is None else scores > least)
+        left = left[np.argsort(-scores[left], kind="stable")]
+        (y0, x0), (y1, x1), size = low[left].T.copy(), high[left].T.copy(), area[left]
+        while left.size:
+            picked.append(int(left[0]))
+            if len(picked) == limit:
+                break
+            height = np.minimum(y1[0], y1[1:]) - np.maximum(y0[0], y0[1:])
+            width = np.minimum(x1[0], x1[1:]) - np.maximum(x0[0], x0[1:])
+            common = height * width
+            union = size[0] + size[1:] - common
+            gone = (common / union > overlap) & (height > 0) & (width > 0) & (common > 0) & (union > 0)
+            gone &= (size[1:] > 0) & (size[0] > 0)
+            stay = np.flatnonzero(~gone) + 1
+            left, size, y0, x0, y1, x1 = left[stay], size[stay], y0[stay], x0[stay], y1[stay], x1[stay]
     return np.array(picked, np.int64)

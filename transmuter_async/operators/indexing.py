@@ -212,15 +212,32 @@ def _order_key(x: Any, largest: bool) -> Any:
 
 
 def _top_k_host(x: np.ndarray, count: int, axis: int, largest: bool) -> tuple[np.ndarray, np.ndarray]:
-    key = to_float_key(x)
+    key = np.moveaxis(to_float_key(x), axis, -1)
+    few = None
+    if 0 < count * 16 < key.shape[-1] and not (key.dtype.kind == "f" and np.isnan(key).any()):
+        few = _candidates(key, count, largest)
+        key = np.take_along_axis(key, few, -1)
+    # A stable ascending sort of the reversed axis, reversed: descending, equal values by lower index, NaN first.
+    size = key.shape[-1]
     if largest:
-        # A stable ascending sort of the reversed axis, reversed: descending, equal values by lower index, NaN first.
-        order = np.flip(np.argsort(np.flip(key, axis), axis=axis, kind="stable"), axis)
-        order = x.shape[axis] - 1 - np.take(order, np.arange(count), axis)
+        order = size - 1 - np.flip(np.argsort(np.flip(key, -1), axis=-1, kind="stable"), -1)[..., :count]
     else:
-        order = np.take(np.argsort(key, axis=axis, kind="stable"), np.arange(count), axis)
-    order = order.astype(np.int64, copy=False)
+        order = np.argsort(key, axis=-1, kind="stable")[..., :count]
+    order = order if few is None else np.take_along_axis(few, order, -1)
+    order = np.moveaxis(order.astype(np.int64, copy=False), -1, axis)
     return np.take_along_axis(x, order, axis), order
+
+
+def _candidates(key: np.ndarray, count: int, largest: bool) -> np.ndarray:
+    """Ascending positions of the `count` best entries of each row, of equal ones the first, without sorting the row."""
+    size = key.shape[-1]
+    place = size - count if largest else count - 1
+    last = np.partition(key, place, axis=-1)[..., place : place + 1]
+    better = key > last if largest else key < last
+    equal = key == last
+    wanted = count - better.sum(-1, keepdims=True)
+    chosen = better | (equal & (np.cumsum(equal, -1) <= wanted))
+    return np.nonzero(chosen)[-1].reshape(*key.shape[:-1], count)
 
 
 # --- Masks and sets: their output shapes depend on values -------------------------------------------------------------

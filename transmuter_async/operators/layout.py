@@ -375,7 +375,7 @@ def concat_4(*inputs: Any, axis: int) -> Any:
     return concatenate(inputs, at)
 
 
-@operator("Split", since_version=1, static=("split_",))
+@operator("Split", since_version=1, static=("split",))
 def split_1(
     input: Any, split_: Any = None, /, *, axis: int | None = None, split: Sequence[int] | None = None, n_outputs: int
 ) -> tuple[Any, ...]:

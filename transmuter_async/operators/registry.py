@@ -102,7 +102,9 @@ def operator(
         if len(positional) + len(keyword) != len(parameters):
             raise TypeError(f"{name}: inputs are positional-only and attributes keyword-only parameters")
         variadic = bool(positional) and positional[-1].kind is inspect.Parameter.VAR_POSITIONAL
-        unknown = set(static) - {p.name for p in positional}
+        # Python cannot name an input like an attribute (Split-1 does): such an input ends in an underscore here.
+        inputs = tuple(p.name.removesuffix("_") for p in positional)
+        unknown = set(static) - set(inputs)
         if unknown:
             raise TypeError(f"{name}: static names {sorted(unknown)} are no inputs of {function}")
         definition = Operator(
@@ -110,7 +112,7 @@ def operator(
             domain=domain,
             since_version=since_version,
             function=function,
-            inputs=tuple(p.name for p in positional),
+            inputs=inputs,
             required=sum(p.default is p.empty and p.kind is p.POSITIONAL_ONLY for p in positional),
             variadic=variadic,
             attributes={p.name: p.default for p in keyword if p.name not in RUNNER_KEYWORDS},
