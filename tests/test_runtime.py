@@ -428,8 +428,8 @@ async def test_what_is_not_there_yet_is_refused(options: dict[str, object]) -> N
 async def test_misuse_is_named() -> None:
     with pytest.raises(tm.MisuseError, match="was not entered"):
         await tm.Runtime().load(affine())
-    with pytest.raises(tm.MisuseError, match="memory_limit"):
-        tm.Runtime(memory_limit=1)
+    with pytest.raises(ValueError, match="memory_limit"):
+        tm.Runtime(memory_limit=-1)
     with pytest.raises(ValueError, match="precision"):
         tm.Runtime(precision="low")
     async with tm.Runtime() as runtime:
@@ -462,6 +462,43 @@ async def test_misuse_is_named() -> None:
 
         await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere))
         assert "used from another one" in str(errors[0])
+
+
+def heavy(seed: int) -> bytes:
+    """y = x · w, w float32 (512, 256): 512 KiB."""
+    w = np.random.default_rng(seed).standard_normal((512, 256)).astype(np.float32)
+    return model_bytes([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 512]}, {"y": ["n", 256]}, w=w)
+
+
+async def test_the_memory_budget_takes_from_the_idle_and_gives_back() -> None:
+    size = 512 * 256 * 4
+    x = np.random.default_rng(9).standard_normal((2, 512)).astype(np.float32)
+    async with (
+        tm.Runtime(memory_limit=2 * size) as runtime,
+        Recorder(runtime.telemetry, "transmuter.memory") as recorder,
+    ):
+        models = [
+            await runtime.compile(heavy(seed), {"x": tm.Spec((2, 512), "float32")}, name=f"m{seed}")
+            for seed in range(2)
+        ]
+        assert recorder.events == []
+        models.append(await runtime.compile(heavy(2), {"x": tm.Spec((2, 512), "float32")}, name="m2"))
+        await models[0].statistics()  # the run thread has done what the budget asked of it
+        await anyio.wait_all_tasks_blocked()
+        told = [(e.name.rpartition(".")[2], e.metadata["actor"], e.metadata["what"]) for e in recorder.events]
+        assert told == [("release", "m0", "programs"), ("release", "m0", "weights")]
+        assert recorder.events[-1].measurements["bytes"] == size
+        held = {each.name: each.weight_bytes for each in (await runtime.statistics()).actors}
+        assert held == {"m0": 0, "m1": size, "m2": size}
+        recorder.clear()
+        for seed, compiled in enumerate(models):  # all answer as before
+            w = np.random.default_rng(seed).standard_normal((512, 256)).astype(np.float32)
+            np.testing.assert_allclose((await compiled.run({"x": x}))["y"], x @ w, rtol=1e-4, atol=1e-4)
+        restored = [e for e in recorder.named("transmuter.memory.restore") if e.metadata["actor"] == "m0"]
+        assert {e.metadata["what"]: e.measurements["bytes"] for e in restored}["weights"] == size
+        for each in models:
+            await each.statistics()
+        assert sum(each.weight_bytes for each in (await runtime.statistics()).actors) <= 2 * size
 
 
 async def test_log_compiles_logs_one_line_for_each() -> None:

@@ -24,7 +24,7 @@ from anyio.abc import TaskGroup
 from transmuter_async import logs
 from transmuter_async.actors import ActorStatistics, Compiled, ModelActor, Threads
 from transmuter_async.bridge import Loop, current_loop
-from transmuter_async.compiler import Options, Spec, prepare
+from transmuter_async.compiler import Batching, Options, Spec, prepare
 from transmuter_async.errors import ActorStopped, InputError, MisuseError
 from transmuter_async.graph import Model, Source, external_locations, read_model
 from transmuter_async.hub import (
@@ -83,7 +83,9 @@ class Runtime:
         telemetry: A bus to emit to; None makes one, which is closed at the end.
         precision: Of float32 products where `compile` does not say: "highest" is full float32 on every platform, "platform"
             leaves it to jax.
-        memory_limit: Not available yet.
+        memory_limit: Bytes that all models together may hold on the device, weights and programs. Above it, models that nobody
+            asks anything of give their programs and then their weights back, the least recently used first; both come back
+            with the next call. A model in use is never touched, so the limit can be exceeded. None: no limit.
     """
 
     def __init__(
@@ -95,8 +97,8 @@ class Runtime:
         precision: str = "highest",
         memory_limit: int | None = None,
     ) -> None:
-        if memory_limit is not None:
-            raise _not_yet("memory_limit")
+        if memory_limit is not None and memory_limit < 0:
+            raise ValueError(f"memory_limit={memory_limit} is negative")
         Options(precision=precision)  # refuses a wrong word now
         self.telemetry: Telemetry = Telemetry() if telemetry is None else telemetry
         self._owns_telemetry = telemetry is None
@@ -112,6 +114,8 @@ class Runtime:
         self._left = False
         self._actors: dict[str, ModelActor] = {}
         self._threads: Threads | None = None
+        self._memory_limit = memory_limit
+        self._releasing = False
         self._logs: list[logs.CompileLog] = []
 
     # Life cycle.
@@ -303,7 +307,7 @@ class Runtime:
         cold: str = "compile",
         compile_after: int = 1,
         cache_dir: str | os.PathLike[str] | None = None,
-        batching: object | None = None,
+        batching: Batching | None = None,
         bounds: str = "check",
         nonfinite: str = "ignore",
         precision: str | None = None,
@@ -334,13 +338,15 @@ class Runtime:
             compile_after: Not available yet.
             cache_dir: Folder in which programs outlive the process; see the page on the disk cache. None for none. It
                 is a trust boundary: give it to nobody else.
-            batching: Not available yet.
+            batching: Dimensions that calls are padded along, to which sizes; refused where the graph mixes rows or reads
+                padding. See `Batching`.
             autotune: Not available yet.
             donate: Not available yet.
             replicas: Not available yet.
 
         Raises:
             UnsupportedModel: Operators are missing; all are listed.
+            BatchingRefused: Padding or batching would change results; the operators are named.
             InputError: Specs or names that do not fit the graph.
             BreakRefused: The graph breaks and `breaks` is "error".
             CompileError: XLA refused a program.
@@ -350,7 +356,6 @@ class Runtime:
         later = {
             'cold="interpret"': cold != "compile",
             "compile_after": compile_after != 1,
-            "batching": batching is not None,
             "autotune": autotune,
             "donate": bool(donate),
             "replicas": replicas != 1,
@@ -379,6 +384,7 @@ class Runtime:
             nonfinite=nonfinite,
             precision=self._precision if precision is None else precision,
             optimize=loaded.optimize,
+            batching=batching,
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
         )
         device = await threads.run(self._device)
@@ -397,6 +403,8 @@ class Runtime:
                 max_concurrency=max_concurrency,
                 span=span.id,
             )
+            if self._memory_limit is not None:
+                actor.grown = self._balance
             self._actors[name] = actor
             group.start_soon(self._serve, actor, name=f"actor {name}")
             try:
@@ -406,7 +414,25 @@ class Runtime:
                 raise
             compiled = Compiled(actor)
             span.metadata["graph_break"] = compiled.graph_break
+        self._balance()
         return compiled
+
+    def _balance(self) -> None:
+        """Keep the memory budget: one release at a time, and again when it is done."""
+        actors = sorted(self._actors.values(), key=lambda actor: actor.used)
+        held = sum(actor.weight_bytes + actor.program_bytes for actor in actors)
+        if self._memory_limit is None or self._releasing or held <= self._memory_limit:
+            return
+        newest = actors[-1]  # it has just compiled, or is about to be called
+        for actor in actors:
+            for what in ("programs", "weights"):
+                if actor is not newest and actor.release(what, self._released):
+                    self._releasing = True
+                    return
+
+    def _released(self) -> None:
+        self._releasing = False
+        self._balance()
 
     async def _serve(self, actor: ModelActor) -> None:
         try:

@@ -10,9 +10,10 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from transmuter_async.actors.calls import Call, deadline_exceeded
 from transmuter_async.actors.events import Observer
 from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Run, Warm
-from transmuter_async.actors.model import Call, ModelActor, deadline_exceeded
+from transmuter_async.actors.model import ModelActor
 from transmuter_async.actors.reply import AnyReply, Reply, ThreadReply
 from transmuter_async.bridge import current_loop_or_none
 from transmuter_async.compiler import Explanation, Prepared, Spec

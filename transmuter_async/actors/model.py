@@ -25,27 +25,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from transmuter_async.actors.actor import Actor
+from transmuter_async.actors.calls import Call, Compile, SharedCache, deadline_exceeded
 from transmuter_async.actors.events import Abandoned, Observer
-from transmuter_async.actors.messages import (
-    ActorStatistics,
-    ClearCache,
-    Explain,
-    Message,
-    Run,
-    Statistics,
-    Warm,
-)
-from transmuter_async.actors.reply import AnyReply, Reply, again
+from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Message, Statistics, Warm
+from transmuter_async.actors.reply import Reply, again
 from transmuter_async.actors.threads import Threads
 from transmuter_async.compiler import (
     CompileJob,
-    Execution,
     Finished,
     Missing,
     Observe,
@@ -56,106 +48,15 @@ from transmuter_async.compiler import (
     explain,
     pinned,
 )
-from transmuter_async.errors import ActorStopped, DeadlineExceeded, InputError, Overloaded
+from transmuter_async.errors import ActorStopped, InputError, Overloaded
 from transmuter_async.telemetry import Telemetry, detached
 
-__all__ = ["Call", "ModelActor", "deadline_exceeded"]
+__all__ = ["ModelActor"]
 
 T = TypeVar("T")
 
 RETRY = 1_000_000_000
 """Nanoseconds for which a failed compile answers, before it is tried again."""
-
-Place = Literal["waiting", "running", "compiling", "done"]
-
-
-class Call:
-    """A `Run` on its way. Owned by the loop, except for `execution`, which is the thread's that holds the slot.
-
-    Attributes:
-        place: Where it is.
-        queued: Nanoseconds that it waited before it was taken up; None before.
-        compiling: Nanoseconds that it waited for compiles.
-        tier: Which tier answered; None before.
-    """
-
-    __slots__ = (
-        "began",
-        "compiling",
-        "execution",
-        "installed",
-        "message",
-        "observer",
-        "paused",
-        "place",
-        "queued",
-        "reply",
-        "tier",
-    )
-
-    def __init__(self, message: Run, reply: AnyReply, observer: Observer) -> None:
-        self.message: Run | None = message
-        self.reply = reply
-        self.observer = observer
-        self.place: Place = "waiting"
-        self.execution: Execution | None = None
-        self.began = time.monotonic_ns()
-        self.queued: int | None = None
-        self.compiling = 0
-        self.paused = 0
-        self.installed = 0
-        self.tier: str | None = None
-
-
-class _Compile:
-    """One compile of one key, and who waits for it."""
-
-    __slots__ = ("job", "keep", "observer", "place", "replies", "waiters", "wide")
-
-    def __init__(self, job: CompileJob, observer: Observer, *, wide: bool, keep: bool) -> None:
-        self.job = job
-        self.observer = observer
-        self.wide = wide
-        self.keep = keep
-        self.place: Literal["queued", "running", "installing"] = "queued"
-        self.waiters: dict[Call, None] = {}
-        self.replies: list[Reply[Segment]] = []
-
-
-class _SharedCache(SegmentCache):
-    """A cache for several run threads. The lock is held for look-ups, never while something runs or compiles."""
-
-    def __init__(self, cache_size: int) -> None:
-        super().__init__(cache_size)
-        self._lock = threading.RLock()
-
-    def kept(self, *arguments: Any) -> Segment | None:
-        with self._lock:
-            return super().kept(*arguments)
-
-    def find(self, *arguments: Any) -> Segment | None:
-        with self._lock:
-            return super().find(*arguments)
-
-    def statics(self, *arguments: Any) -> frozenset[str]:
-        with self._lock:
-            return super().statics(*arguments)
-
-    def count(self, *arguments: Any, **options: Any) -> None:
-        with self._lock:
-            super().count(*arguments, **options)
-
-    def put(self, *arguments: Any, **options: Any) -> None:
-        with self._lock:
-            super().put(*arguments, **options)
-
-    def clear(self) -> None:
-        with self._lock:
-            super().clear()
-
-    def segments(self) -> tuple[Segment, ...]:
-        with self._lock:
-            return super().segments()
 
 
 class ModelActor(Actor):
@@ -177,6 +78,9 @@ class ModelActor(Actor):
         metadata: Of every event: `source` and `actor`.
         seeds: Where the seed of a call that gives none comes from.
         run_job: Runs a compile job in a compile thread. Tests hold it here.
+        used: `time.monotonic_ns()` of the last call.
+        program_bytes: Of the programs that are held, as far as jax tells.
+        grown: Called on the loop when programs were added, and when nothing is asked any more. The runtime keeps its budget.
     """
 
     def __init__(
@@ -198,6 +102,10 @@ class ModelActor(Actor):
         self.mailbox = mailbox
         self.seeds = random.Random()  # noqa: S311 - of random operators; our own, so that the application's stays its own
         self.run_job: Callable[[CompileJob, Observe], Segment] = _run_job
+        self.used = time.monotonic_ns()
+        self.program_bytes = 0
+        self.grown: Callable[[], None] = _nobody
+        self._gone: set[str] = set()  # what the budget took and no compile has brought back
         self._make = make
         self._specs = specs
         self._cache_size = cache_size
@@ -213,8 +121,8 @@ class ModelActor(Actor):
         self._queued = 0  # entries of `_mail` that somebody still waits for
         self._paused = 0  # calls that wait for a compile
         self._running = 0
-        self._compiles: dict[Any, _Compile] = {}
-        self._compile_queue: deque[_Compile] = deque()
+        self._compiles: dict[Any, Compile] = {}
+        self._compile_queue: deque[Compile] = deque()
         self._compiling = 0
         self._failed: dict[Any, tuple[int, BaseException]] = {}
         self._installs: deque[tuple[int, Any]] = deque(maxlen=64)
@@ -242,6 +150,7 @@ class ModelActor(Actor):
                 "await run() to wait for room, or send fewer at once"
             )
         self._counts["calls"] += 1
+        self.used = call.began
         self._calls.add(call)
         try:
             self.checkpoint()
@@ -292,7 +201,7 @@ class ModelActor(Actor):
             mailbox=self.mailbox,
             restarts=self.restarts,
             cache=held,
-            weight_bytes=0 if self.prepared is None else self.prepared.weight_bytes(),
+            weight_bytes=self.weight_bytes,
             program_bytes=program_bytes,
             **self._counts,
         )
@@ -333,7 +242,16 @@ class ModelActor(Actor):
         if isinstance(message, ClearCache):
             cache.clear()
             return None
-        return cache.statistics(), sum(_program_bytes(segment) for segment in cache.segments())
+        return cache.statistics(), _size(cache)
+
+    def _put(self, cache: SegmentCache, segment: Segment, compile: Compile) -> int:
+        cache.put(segment, compile.observer, keep=compile.keep)
+        return _size(cache)
+
+    def _clear(self, cache: SegmentCache) -> int:
+        size = _size(cache)
+        cache.clear()
+        return size
 
     # On the loop again.
 
@@ -398,6 +316,8 @@ class ModelActor(Actor):
         call.place = "done"
         call.message = None
         self._settled()
+        if not self._calls:
+            self.grown()
 
     def _reject(self, why: str) -> None:
         if self.telemetry.wants("transmuter.queue.rejected"):
@@ -422,10 +342,10 @@ class ModelActor(Actor):
         observer = Observer(self.telemetry, self.metadata, call=call.observer.call, parent=call.observer.parent)
         self._compile(job, observer, wide=False).waiters[call] = None
 
-    def _compile(self, job: CompileJob, observer: Observer, *, wide: bool, keep: bool = False) -> _Compile:
+    def _compile(self, job: CompileJob, observer: Observer, *, wide: bool, keep: bool = False) -> Compile:
         compile = self._compiles.get(job.key)
         if compile is None:
-            compile = self._compiles[job.key] = _Compile(job, observer, wide=wide, keep=keep)
+            compile = self._compiles[job.key] = Compile(job, observer, wide=wide, keep=keep)
             if wide:
                 self._compile_queue.append(compile)
             else:  # calls come before what nobody waits for yet, in their own order
@@ -452,7 +372,7 @@ class ModelActor(Actor):
             )
 
     def _compiled(
-        self, compile: _Compile, generation: int, segment: Segment | None, error: BaseException | None
+        self, compile: Compile, generation: int, segment: Segment | None, error: BaseException | None
     ) -> None:
         if generation != self._generation:
             return
@@ -466,15 +386,21 @@ class ModelActor(Actor):
         elif self._run_threads is not None:
             compile.place = "installing"
             self._run_threads.submit(
-                partial(self._cache.put, keep=compile.keep),
+                self._put,
+                self._cache,
                 segment,
-                compile.observer,
-                done=lambda _, error: self._installed(compile, generation, segment, error),
+                compile,
+                done=lambda size, error: self._installed(compile, generation, segment, error, size),
             )
         self._next_compile()
 
     def _installed(
-        self, compile: _Compile, generation: int, segment: Segment | None, error: BaseException | None
+        self,
+        compile: Compile,
+        generation: int,
+        segment: Segment | None,
+        error: BaseException | None,
+        size: int | None = None,
     ) -> None:
         if generation != self._generation:
             return
@@ -486,6 +412,7 @@ class ModelActor(Actor):
             self._failed = {key: entry for key, entry in self._failed.items() if now - entry[0] < RETRY}
             self._failed[compile.job.key] = (now, detached(error))
         else:
+            self._restored(0 if size is None else size)
             self._install_count += 1
             self._installs.append((self._install_count, compile.job.key))
         for reply in compile.replies:
@@ -498,13 +425,74 @@ class ModelActor(Actor):
             else:
                 self._give(call, None, again(error))
         self._next()
+        if error is None:
+            self.grown()
+
+    # Memory.
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights on the device now."""
+        return 0 if self.prepared is None else self.prepared.weight_bytes()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no call and no compile now."""
+        return self.state == "running" and not self._calls and not self._compiles
+
+    def release(self, what: str, then: Callable[[], None]) -> bool:
+        """Give "programs" or "weights" back, for the memory budget; they come back with the next call.
+
+        Args:
+            what: Which. Programs hold weights, so they go first.
+            then: Called on the loop when it is done.
+
+        Returns:
+            False when there is nothing to give, or the actor is not idle.
+        """
+        if not self.idle or self._run_threads is None or self.prepared is None or what in self._gone:
+            return False
+        if what == "weights":
+            size = self.weight_bytes
+            if not size:
+                return False
+            self.prepared.release()
+            self._told("release", what, size)
+            self._gone.add(what)
+            self.loop.post(then)
+            return True
+        if not self._install_count:
+            return False
+        generation = self._generation
+
+        def done(size: int | None, error: BaseException | None) -> None:
+            if generation == self._generation:
+                self.program_bytes = 0
+                self._told("release", what, size or 0)
+            then()
+
+        self._gone.add(what)
+        self._run_threads.submit(self._clear, self._cache, done=done)
+        return True
+
+    def _restored(self, size: int) -> None:
+        self.program_bytes = size
+        for what in sorted(self._gone):
+            self._told("restore", what, size if what == "programs" else self.weight_bytes)
+        self._gone.clear()
+
+    def _told(self, how: str, what: str, size: int) -> None:
+        if self.telemetry.wants(f"transmuter.memory.{how}"):
+            self.telemetry.emit(f"transmuter.memory.{how}", {"bytes": size}, {**self.metadata, "what": what})
+
+    # Compiles, once more.
 
     def _requeue(self, call: Call) -> None:
         call.place = "waiting"
         self._mail.appendleft(call)
         self._queued += 1
 
-    def _drop_unwanted(self, compile: _Compile) -> None:
+    def _drop_unwanted(self, compile: Compile) -> None:
         if compile.place == "queued" and not compile.waiters and not compile.replies:
             self._compile_queue.remove(compile)
             del self._compiles[compile.job.key]
@@ -570,7 +558,7 @@ class ModelActor(Actor):
         self.checkpoint()
 
     def _new_cache(self) -> SegmentCache:
-        return SegmentCache(self._cache_size) if self.max_concurrency == 1 else _SharedCache(self._cache_size)
+        return SegmentCache(self._cache_size) if self.max_concurrency == 1 else SharedCache(self._cache_size)
 
     def _around(self) -> AbstractContextManager[Any]:
         assert self.prepared is not None
@@ -593,6 +581,8 @@ class ModelActor(Actor):
         self._compile_queue.clear()
         self._failed.clear()
         self._installs.clear()
+        self._gone.clear()
+        self.program_bytes = 0
         self._queued = self._paused = self._running = self._compiling = 0
         for call in calls:
             call.observer.stopped = True
@@ -623,6 +613,14 @@ def _run_job(job: CompileJob, observe: Observe) -> Segment:
     return job.run(observe)
 
 
+def _nobody() -> None:
+    return None
+
+
+def _size(cache: SegmentCache) -> int:
+    return sum(_program_bytes(segment) for segment in cache.segments())
+
+
 def _program_bytes(segment: Segment) -> int:
     analysis = None if segment.program is None else segment.program.memory_analysis()
     return 0 if analysis is None else int(getattr(analysis, "generated_code_size_in_bytes", 0))
@@ -630,19 +628,3 @@ def _program_bytes(segment: Segment) -> int:
 
 def _nothing(result: Any, error: BaseException | None) -> None:
     return None
-
-
-def deadline_exceeded(name: str, call: Call) -> DeadlineExceeded:
-    """The error of a call whose deadline has passed: it says where the time went."""
-    waited = time.monotonic_ns() - call.began
-    compiling = call.compiling + (time.monotonic_ns() - call.paused if call.place == "compiling" else 0)
-    where = {
-        "waiting": "it was still in the queue",
-        "compiling": "its program was being compiled; warm() compiles ahead of the traffic",
-        "running": "it was being computed",
-        "done": "it was being computed",
-    }[call.place]
-    return DeadlineExceeded(
-        f"no answer from {name!r} within its timeout: {where}. {waited / 1e6:.1f} ms have passed, of them "
-        f"{(waited if call.queued is None else call.queued) / 1e6:.1f} ms in the queue and {compiling / 1e6:.1f} ms for compiles"
-    )
