@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy import special as jax_special
+from numpy.polynomial import Chebyshev
 from scipy import special
 
 from transmuter_async.operators.arguments import (
@@ -25,7 +26,13 @@ from transmuter_async.operators.context import Context
 from transmuter_async.operators.numeric import widen
 from transmuter_async.operators.registry import is_host, operator, xp
 
-__all__ = ["truncating_divide"]
+__all__ = ["erf", "truncating_divide"]
+
+# Beyond this erf is 1 in float32.
+_ERF_LIMIT = 3.92
+_ERF_DEGREE = 16
+# Elements from which the series pays.
+_ERF_MANY = 4096
 
 
 # --- one input: a table -----------------------------------------------------------------------------------------------
@@ -40,9 +47,38 @@ def _through_float(name: str) -> Callable[[Any], Any]:
     return compute
 
 
+@cache
+def _erf_series() -> np.ndarray:
+    """Chebyshev coefficients of erf(x) / x over x**2 up to `_ERF_LIMIT` squared, good to 2e-7."""
+    squares = np.linspace(-1, 1, 4001)
+    x = np.sqrt((np.sin(squares * np.pi / 2) + 1) / 2) * _ERF_LIMIT
+    values = np.where(x == 0, 2 / np.sqrt(np.pi), special.erf(x) / np.where(x == 0, 1, x))
+    return Chebyshev.fit(x * x, values, _ERF_DEGREE, domain=[0, _ERF_LIMIT**2]).coef.astype(np.float32)
+
+
+def _host_erf(x: np.ndarray) -> np.ndarray:
+    if x.dtype != np.float32 or x.size < _ERF_MANY:
+        return special.erf(x)
+    # scipy takes an element at a time, some 40 ns each. Clenshaw's recurrence over whole arrays is five times as fast.
+    clipped = np.clip(x, np.float32(-_ERF_LIMIT), np.float32(_ERF_LIMIT))
+    place = clipped * clipped * np.float32(2 / _ERF_LIMIT**2) - np.float32(1)
+    first, *rest = _erf_series()
+    twice, last, before = place + place, np.zeros_like(place), np.zeros_like(place)
+    for coefficient in rest[::-1]:
+        # before <- coefficient + 2 place last - before, and the two change names: no new arrays.
+        np.subtract(coefficient, before, out=before)
+        before += twice * last
+        last, before = before, last
+    return np.clip(clipped * (first + place * last - before), np.float32(-1), np.float32(1))
+
+
+def erf(x: Any) -> Any:
+    """The error function of float32 or float64."""
+    return _host_erf(x) if is_host(x) else jax_special.erf(x)
+
+
 def _erf(x: Any) -> Any:
-    wide = widen(x)
-    return (special.erf(wide) if is_host(x) else jax_special.erf(wide)).astype(x.dtype)
+    return erf(widen(x)).astype(x.dtype)
 
 
 # operator, name of its input, version with only that input, computation, what it is

@@ -283,12 +283,9 @@ def integer_product(a: Any, b: Any, a_limit: int, b_limit: int) -> Any:
         a_limit: At most 256, what bfloat16 holds exactly.
         b_limit: At most 256.
     """
-    if is_host(a, b):
-        # Exact in float64 up to 2**53, and done by BLAS.
-        return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64).astype(np.int32)
+    host = is_host(a, b)
     depth = a.shape[-1]
-    rows = math.prod(a.shape[:-1])
-    kind = jnp.float32 if rows < _FEW_ROWS else jnp.bfloat16
+    kind = jnp.float32 if host or math.prod(a.shape[:-1]) < _FEW_ROWS else jnp.bfloat16
     step = _EXACT // (a_limit * b_limit)
     if is_host(b) and b.size and int(np.abs(b.astype(np.int32)).sum(axis=max(b.ndim - 2, 0)).max()) * a_limit < _EXACT:
         # No column of these weights can add up to more.
@@ -297,7 +294,8 @@ def integer_product(a: Any, b: Any, a_limit: int, b_limit: int) -> Any:
     for start in range(0, max(depth, 1), step):
         left = a[..., start : start + step].astype(kind)
         right = (b[start : start + step] if b.ndim == 1 else b[..., start : start + step, :]).astype(kind)
-        part = jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(np.int32)
+        part = np.matmul(left, right) if host else jnp.matmul(left, right, preferred_element_type=jnp.float32)
+        part = part.astype(np.int32)
         total = part if total is None else total + part
     return total
 
