@@ -8,9 +8,10 @@ async with Runtime() as runtime:
 from __future__ import annotations
 
 from transmuter_async.actors import ActorStatistics, Compiled
-from transmuter_async.compiler import Break, Explanation, Spec
+from transmuter_async.compiler import Batching, Break, Explanation, Spec
 from transmuter_async.errors import (
     ActorStopped,
+    BatchingRefused,
     BreakRefused,
     CircuitOpen,
     CompileError,
@@ -36,6 +37,8 @@ from transmuter_async.version import __version__
 __all__ = [
     "ActorStatistics",
     "ActorStopped",
+    "Batching",
+    "BatchingRefused",
     "Break",
     "BreakRefused",
     "CircuitOpen",

@@ -9,6 +9,7 @@
     ├── OperatorError                    an operator refuses its inputs, or failed on them
     ├── NeedsValue                       a node needs a value on the host that is only known when it runs
     ├── BreakRefused                     `breaks="error"` and the graph would break
+    ├── BatchingRefused                  padding or batching would change results
     ├── CompileError                     XLA refused a program
     ├── ActorStopped                     the actor behind a handle has ended
     ├── Overloaded                       no room in a mailbox or queue
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 __all__ = [
     "ActorStopped",
+    "BatchingRefused",
     "BreakRefused",
     "CircuitOpen",
     "CompileError",
@@ -167,6 +169,18 @@ class NeedsValue(TransmuterError):
 
 class BreakRefused(TransmuterError):
     """`breaks="error"` was asked for and the graph breaks. The text is the explanation of the first break."""
+
+
+class BatchingRefused(TransmuterError):
+    """Padding or batching was asked for and the graph mixes rows, or reads padding.
+
+    Attributes:
+        mixes: A record for each such operator, with `node`, `op_type`, `axis` and `why`.
+    """
+
+    def __init__(self, message: str, *, mixes: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.mixes = mixes
 
 
 class CompileError(TransmuterError):

@@ -9,6 +9,8 @@ hands in. Everything that calls into JAX runs under `pinned()`, on whatever thre
 
 from __future__ import annotations
 
+from transmuter_async.compiler.axes import Mixes
+from transmuter_async.compiler.batching import Batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, explain
@@ -31,15 +33,16 @@ from transmuter_async.compiler.facts import (
     unobserved,
 )
 from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inputs
-from transmuter_async.compiler.options import Options, Spec
-from transmuter_async.compiler.pure import to_jax
-from transmuter_async.compiler.prepared import Prepared, prepare
 from transmuter_async.compiler.job import CompileJob
+from transmuter_async.compiler.options import Options, Spec
+from transmuter_async.compiler.prepared import Prepared, prepare
+from transmuter_async.compiler.pure import to_jax
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.settings import pinned
 
 __all__ = [
     "COPY_BYTES",
+    "Batching",
     "Break",
     "BreakDone",
     "BreakFailed",
@@ -57,6 +60,7 @@ __all__ = [
     "Fact",
     "Finished",
     "Missing",
+    "Mixes",
     "Observe",
     "Options",
     "PositionStatistics",

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from transmuter_async.compiler.batching import Cut
 from transmuter_async.compiler.cache import SegmentCache
 from transmuter_async.compiler.facts import (
     BreakDone,
@@ -106,9 +107,12 @@ class _Frame:
 class Execution:
     """The progress of one call. Owned by whoever advances it."""
 
-    def __init__(self, prepared: PreparedGraph, inputs: Mapping[str, Any], *, seed: int, device: bool) -> None:
+    def __init__(
+        self, prepared: PreparedGraph, inputs: Mapping[str, Any], *, seed: int, device: bool, cut: Cut | None = None
+    ) -> None:
         self.prepared = prepared
         self.device = device
+        self._cut = cut  # how padded outputs become their true size
         self._inputs = inputs
         self._frames = [_Frame(prepared, dict(inputs), _NOTHING, seed, None)]
         self._breaks: list[Node] = []  # the open ones, outer before inner
@@ -195,6 +199,8 @@ class Execution:
         outputs = {}
         for name in self.prepared.outputs:
             value = frame.value(name)
+            if self._cut is not None:
+                value = self._cut.output(name, to_numpy(value))
             outputs[name] = self._give(value, foreign, owned=name not in initializers)
         if self.device:
             outputs = {name: self._put(value) for name, value in outputs.items()}

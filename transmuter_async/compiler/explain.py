@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from transmuter_async.compiler.cache import SegmentCache
+from transmuter_async.compiler.axes import Mixes
+from transmuter_async.compiler.cache import SegmentCache, order_of
+from transmuter_async.compiler.picture import draw
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.errors import NeedsValue
 
-__all__ = ["Break", "Explanation", "SegmentRow", "explain"]
+__all__ = ["Break", "Explanation", "PlaceRow", "SegmentRow", "Timings", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,9 @@ class Break:
         producer: The node that computes it, None for a graph input.
         reason: What is needed, in words.
         hint: What the user can do.
+        count: How often it was reached, as far as measured.
+        nanoseconds: What its node took in all.
+        gain: What it would save to be rid of it, by what was measured; None while nothing was.
     """
 
     id: str
@@ -38,6 +44,44 @@ class Break:
     producer: str | None
     reason: str
     hint: str
+    count: int = 0
+    nanoseconds: int = 0
+    gain: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRow:
+    """One stretch of the graph between breaks, with all the programs that were compiled for it.
+
+    Attributes:
+        position: Of its first node, in the file.
+        stop: Position of the break node after it, or "end".
+        inner: Whether it lies in the body of an If or Loop that runs on the host.
+        node_count: Nodes that its largest program computes.
+        programs: Compiled programs that the cache holds, kept ones included.
+        host: Signatures that run on the host because they are small.
+        hits: Look-ups that found a segment, since the cache was made; likewise `misses` and `evictions`.
+        runs: Runs that were measured.
+        nanoseconds: What they took in all.
+        compile_nanoseconds: What its compiles took in all.
+    """
+
+    position: int
+    stop: int | str
+    inner: bool
+    node_count: int
+    programs: int
+    host: int
+    hits: int
+    misses: int
+    evictions: int
+    runs: int = 0
+    nanoseconds: int = 0
+    compile_nanoseconds: int = 0
+
+
+Timings = Mapping[tuple[str, int], tuple[int, int]]
+"""Count and nanoseconds by `("segment" | "break" | "compile", position)`, as whoever owns the clock measured them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +115,8 @@ class Explanation:
         node_count: Top-level nodes of the file.
         traced: Nodes left after passes and folding.
         graph_break: True, False, or None while nothing has been compiled that tells.
+        padding: Buckets in words, None without.
+        mixes: Operators that mix rows or read padding, which `allow_mixing=True` accepts.
     """
 
     node_count: int
@@ -78,10 +124,26 @@ class Explanation:
     graph_break: bool | None
     segments: tuple[SegmentRow, ...]
     breaks: tuple[Break, ...]
+    places: tuple[PlaceRow, ...] = ()
+    padding: str | None = None
+    mixes: tuple[Mixes, ...] = ()
 
     def to_dict(self) -> Mapping[str, Any]:
         """The same as plain values, ready for JSON."""
         return asdict(self)
+
+    def svg(self) -> str:
+        """The graph as a strip of segments and breaks, an SVG document."""
+        return draw(self)
+
+    def ranked(self) -> tuple[Break, ...]:
+        """The breaks, the most expensive one by what was measured first."""
+        return tuple(sorted(self.breaks, key=lambda item: -self._cost(item)))
+
+    def _cost(self, item: Break) -> int:
+        after = [place for place in self.places if place.position > item.position]
+        again = after[0].compile_nanoseconds if after and after[0].misses > 1 else 0
+        return item.nanoseconds + again
 
     def __str__(self) -> str:
         lines = [f"{self.node_count} nodes in the file, {self.traced} after folding."]
@@ -89,6 +151,9 @@ class Explanation:
             lines.append("Nothing is compiled yet: run a call, or warm it, to see segments and breaks.")
         elif not self.graph_break:
             lines.append("No breaks: the whole graph is one program.")
+        if self.padding is not None:
+            lines.append(self.padding)
+        lines.extend(f"  mixes, allowed by allow_mixing=True: {each}" for each in self.mixes)
         for row in self.segments:
             shapes = ", ".join(f"{name}:{_shape(shape)}" for name, shape in row.shapes) or "no arguments"
             statics = f", by value {', '.join(row.statics)}" if row.statics else ""
@@ -96,27 +161,33 @@ class Explanation:
             lines.append(
                 f"  segment at {row.position} to {row.stop}: {row.node_count} nodes, {row.kind}{kept} ({shapes}{statics})"
             )
-        for item in self.breaks:
+        for item in self.ranked():
             origin = "a graph input" if item.producer is None else f"computed by {item.producer!r}"
             lines.append(
                 f"  break {item.id} at {item.position}: {item.op_type} {item.node!r} needs {item.reason}; "
                 f"{item.value!r} is {origin}. {item.hint}"
+                + (f" Would save {item.gain}." if item.gain else "")
             )
         return "\n".join(lines)
 
 
-def explain(prepared: PreparedGraph, cache: SegmentCache) -> Explanation:
+def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | None = None) -> Explanation:
     """What a prepared graph's cache tells about it. For the thread that owns the cache."""
+    timings = timings or {}
     held = cache.segments()
     kept = cache.statistics().kept
     rows = tuple(_row(segment, kept=index < kept) for index, segment in enumerate(held))
     breaks = {(*segment.place[:-1], segment.stop): segment.needs for segment in held if segment.needs is not None}
+    places = _places(held, cache, timings)
     return Explanation(
         node_count=prepared.model.node_count,
         traced=len(prepared.nodes),
         graph_break=prepared.graph_break,
         segments=rows,
-        breaks=tuple(_break(needs) for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))),
+        padding=None if prepared.padding is None else prepared.padding.describe(),
+        mixes=() if prepared.padding is None else prepared.padding.mixes,
+        breaks=tuple(_break(needs, places, timings) for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))),
+        places=places,
     )
 
 
@@ -132,7 +203,47 @@ def _row(segment: Segment, *, kept: bool) -> SegmentRow:
     )
 
 
-def _break(needs: NeedsValue) -> Break:
+def _places(held: Sequence[Segment], cache: SegmentCache, timings: Timings) -> tuple[PlaceRow, ...]:
+    counts = {row.place: row for row in cache.statistics().positions}
+    rows = []
+    for place, group in itertools.groupby(sorted(held, key=lambda s: order_of(s.place)), key=lambda s: s.place):
+        segments = list(group)
+        first, count = segments[-1], counts.get(place)
+        runs, nanoseconds = timings.get(("segment", first.position), (0, 0))
+        rows.append(
+            PlaceRow(
+                position=first.position,
+                stop="end" if first.needs is None else first.needs.position,
+                inner=len(place) > 1,
+                node_count=max(segment.node_count for segment in segments),
+                programs=sum(segment.program is not None for segment in segments),
+                host=sum(segment.eager for segment in segments),
+                hits=0 if count is None else count.hits,
+                misses=0 if count is None else count.misses,
+                evictions=0 if count is None else count.evictions,
+                runs=runs,
+                nanoseconds=nanoseconds,
+                compile_nanoseconds=timings.get(("compile", first.position), (0, 0))[1],
+            )
+        )
+    return tuple(rows)
+
+
+def _gain(position: int, places: Sequence[PlaceRow], timings: Timings) -> str | None:
+    """What the hint would gain: the node's own time on each call, and compiles that only its values cause."""
+    count, nanoseconds = timings.get(("break", position), (0, 0))
+    if not count:
+        return None
+    gain = f"{nanoseconds / count / 1e3:.0f} µs a call"
+    after = next((place for place in places if place.position > position), None)
+    if after is not None and after.misses > 1 and after.compile_nanoseconds:
+        each = after.compile_nanoseconds / after.misses / 1e9
+        gain += f", and the compile of the segment after it ({each:.2f} s) on all but the first of {after.misses} misses"
+    return gain
+
+
+def _break(needs: NeedsValue, places: Sequence[PlaceRow], timings: Timings) -> Break:
+    count, nanoseconds = timings.get(("break", needs.position), (0, 0))
     return Break(
         id=_break_id(needs),
         position=needs.position,
@@ -142,6 +253,9 @@ def _break(needs: NeedsValue) -> Break:
         producer=needs.producer,
         reason=needs.reason,
         hint=needs.hint,
+        count=count,
+        nanoseconds=nanoseconds,
+        gain=_gain(needs.position, places, timings),
     )
 
 

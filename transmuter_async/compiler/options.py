@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transmuter_async.compiler.batching import Batching
 from transmuter_async.graph import parse_dtype
 
 __all__ = ["Options", "Spec"]
@@ -49,6 +50,8 @@ class Options:
         fold_bytes: Constant folding may grow the weights by this many bytes, on top of twice their size.
         cache_dir: Folder of the disk cache, None for none.
         cache_dir_bytes: Size that its files may have in all.
+        batching: Dimensions that are padded to buckets, None for none.
+        dense: Rewrite masked select and scatter to work on all rows, where that is proved to be the same.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -65,6 +68,8 @@ class Options:
     fold_bytes: int = 64 << 20
     cache_dir: str | None = None
     cache_dir_bytes: int = 4 << 30
+    batching: Batching | None = None
+    dense: bool = True
 
     def __post_init__(self) -> None:
         allowed = {

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from transmuter_async.compiler.batching import Plan, plan_batching
 from transmuter_async.compiler.disk import DiskCache, device_facts, graph_digest
 from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
@@ -44,6 +45,7 @@ class PreparedGraph:
         root: The graph itself; it holds the weights of all of its bodies.
         dim_like: Names of values that may become static, by the graph's declared types.
         producers: Node by name of its output, subgraphs included.
+        padding: How calls are padded and cut, None where they are not.
         graph_break: Whether the graph breaks: True, False, or None while nothing was compiled that tells.
     """
 
@@ -55,6 +57,7 @@ class PreparedGraph:
         self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
         self._lock = threading.Lock()
         self.root: PreparedGraph = self
+        self.padding: Plan | None = None if options.batching is None else plan_batching(graph, options.batching)
         self.disk: DiskCache | None = (
             None if options.cache_dir is None else DiskCache(options.cache_dir, limit=options.cache_dir_bytes)
         )
@@ -134,7 +137,7 @@ class PreparedGraph:
         """Digest of everything but place and values that decides this graph's programs. Reads all weights once."""
         with self._lock:
             if self._digest is None:
-                options = replace(self.options, cache_dir=None, cache_dir_bytes=0, cache_size=1)
+                options = replace(self.options, cache_dir=None, cache_dir_bytes=0, cache_size=1, batching=None)
                 facts = (__version__, options, sorted(self.dim_like), device_facts(self.device))
                 text = repr(facts) + graph_digest(self.graph)
                 self._digest = hashlib.sha256(text.encode()).hexdigest()

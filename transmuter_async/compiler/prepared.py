@@ -37,8 +37,15 @@ class Prepared(PreparedGraph):
             inputs: By name.
             seed: Of the random operators, 64 bits.
             device: Give JAX arrays instead of numpy ones.
+
+        Raises:
+            InputError: An input is longer than the largest bucket, or inputs disagree on a dimension.
+            BatchingRefused: At these sizes the graph mixes rows or reads padding.
         """
-        return Execution(self, inputs, seed=seed, device=device)
+        if self.padding is None:
+            return Execution(self, inputs, seed=seed, device=device)
+        padded, cut = self.padding.pad(inputs)
+        return Execution(self, padded, seed=seed, device=device, cut=cut)
 
     def spec_job(self, specs: Mapping[str, Any]) -> CompileJob | None:
         """The job that compiles the first segment for given shapes. May trace: for a worker thread.
@@ -93,7 +100,7 @@ class Prepared(PreparedGraph):
         if problems:
             expected = ", ".join(f"{name}: {describe_type(value.type)}" for name, value in declared.items())
             raise InputError(f"the specs do not fit the graph: {'; '.join(problems)}. The graph expects {expected}")
-        return samples
+        return samples if self.padding is None else self.padding.pad_samples(samples)
 
 
 def prepare(model: Model, options: Options, *, device: jax.Device | None = None) -> Prepared:

@@ -1,0 +1,497 @@
+"""Follow named axes through a graph, to prove that padding, or stacking rows, changes no result.
+
+Two kinds of dimension are followed. A *batch* dimension holds independent rows: row i of every result must come from row
+i of the inputs alone. A *padded* dimension may be longer than the data: the front part of every result, as long as the
+data, must be what the graph gives without padding. What holds for each value is carried along:
+
+- `Tensor.axes`: each axis as a product of atoms, so that a Reshape may merge and split axes; an atom is a followed
+  dimension or a plain size.
+- the `State` of each followed atom: what stands beyond the true length. A constant (the padding itself and what is
+  computed from it alone), a masked score, garbage (finite), or wild (it may hold NaN).
+- sizes are polynomials of the dimensions (`Sizes`), so that shape arithmetic is exact, never a sample.
+- a taint: the value was computed from the padded size, or from a row's place in the batch. It may be used as a size or
+  be dropped, but must not reach an output.
+
+A rule for each operator says how these go through it (`axes_rules`, `axes_moves`, `axes_index`, `axes_windows`). An operator that mixes is named by a
+`Mixes`; one without a rule is refused as soon as it meets a followed axis. What is assumed, and documented: arithmetic
+that is finite on data is finite on what the graph computes from padding, and scores stay below 4 900 in magnitude where a
+mask adds -10 000.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from transmuter_async.compiler.sizes import ONE, Bounds, Poly, Sizes, compute_sizes, poly
+from transmuter_async.compiler.trace import Run, Scope, run_node
+from transmuter_async.errors import TransmuterError
+from transmuter_async.graph import Graph, Node, TensorType
+from transmuter_async.operators import resolve
+
+__all__ = [
+    "GARBAGE",
+    "WILD",
+    "Atom",
+    "Axis",
+    "Dim",
+    "Follower",
+    "Mixes",
+    "Mixing",
+    "State",
+    "Tensor",
+    "Undecided",
+    "constant",
+    "is_unit",
+    "labels",
+    "merged",
+    "plain",
+    "size_of",
+]
+
+LARGE = 1 << 16
+"""Known arrays above this many elements are followed by shape only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixes:
+    """An operator that mixes rows of a batch, or reads padding.
+
+    Attributes:
+        node: Name of the node.
+        op_type: Its operator.
+        axis: The dimension that it mixes.
+        why: In words.
+    """
+
+    node: str
+    op_type: str
+    axis: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.op_type} {self.node!r} ({self.axis}): {self.why}"
+
+
+class Mixing(Exception):
+    """A rule's verdict. `result` lets the walk go on, so that all such operators are found; without one it is poisoned."""
+
+    def __init__(self, axis: str, why: str, result: list[Any] | None = None) -> None:
+        super().__init__(why)
+        self.axis = axis
+        self.why = why
+        self.result = result
+
+
+class Undecided(Exception):
+    """Whether a node mixes depends on sizes that only a call knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A followed dimension. `kind` is "batch" or "padded"; `largest` the largest size that a program has, None: any."""
+
+    name: str
+    kind: str
+    largest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What stands beyond the true length: `kind` is "constant", "masked" (at most `value` plus a finite score),
+    "garbage" or "wild". All but wild hold wherever no wild axis is beyond its own length as well. `source` names the
+    inputs whose padding it comes from; `flat`: the mask behind it changes along no other padded axis.
+    """
+
+    kind: str
+    value: Any = None
+    source: frozenset[str] = frozenset()
+    flat: bool = True
+
+    @property
+    def finite(self) -> bool:
+        """Whether no NaN or infinity can stand there (the sum of a mask may overflow: it counts as not finite)."""
+        if self.kind == "constant":
+            return bool(np.all(np.isfinite(np.asarray(self.value, np.float64))))
+        return self.kind == "garbage"
+
+    def is_constant(self, value: float) -> bool:
+        """Whether it is known to be this number."""
+        return self.kind == "constant" and bool(np.asarray(self.value).astype(np.float64) == value)
+
+    def hidden(self) -> bool:
+        """Whether Softmax gives it a probability of exactly zero beside any unmasked score."""
+        return self.kind in ("constant", "masked") and bool(np.asarray(self.value).astype(np.float64) <= MASK)
+
+
+MASK = -10_000.0
+"""exp underflows to zero in float32 below -104: with scores under 4 900 in magnitude this difference is always below it."""
+
+GARBAGE = State("garbage")
+WILD = State("wild")
+
+
+def constant(value: Any) -> State:
+    """The state of a known padding."""
+    return State("constant", np.asarray(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A factor of an axis: a followed dimension, or a plain size (`dim` None). `level`: the values do not change along it."""
+
+    size: Poly
+    dim: str | None = None
+    state: State = GARBAGE
+    level: bool = False
+
+
+Axis = tuple[Atom, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What is known of a value.
+
+    Attributes:
+        axes: None where not even the rank is known; such a value carries no followed dimension.
+        content: `("iota", dim)`: the index along the dimension; `("columns", dims)`: such along the last axis, one for
+            each column; `("isnan", name)`: IsNaN of a value; `("selected", number, flipped)`: positions from a NonZero.
+        taint: Where it took in a padded size or a row's place.
+        fed: Whether it depends on what the caller gives, not on sizes and weights alone.
+    """
+
+    axes: tuple[Axis, ...] | None
+    content: tuple[Any, ...] | None = None
+    taint: Mixes | None = None
+    fed: bool = True
+
+    @property
+    def dims(self) -> frozenset[str]:
+        """The followed dimensions that it carries."""
+        return labels(self.axes or ())
+
+
+class Poison:
+    """Stands for the results of a node that was refused; whatever reads it is not judged again."""
+
+
+POISON = Poison()
+
+
+def plain(size: Any) -> Axis:
+    """An axis that is not followed."""
+    return (Atom(poly(size)),)
+
+
+def labels(axes: Iterable[Axis]) -> frozenset[str]:
+    """The followed dimensions in some axes."""
+    return frozenset(atom.dim for axis in axes for atom in axis if atom.dim is not None)
+
+
+def size_of(axis: Axis) -> Poly:
+    """The size of an axis."""
+    total = ONE
+    for atom in axis:
+        total = total * atom.size
+    return total
+
+
+def is_unit(axis: Axis) -> bool:
+    """Whether an axis has one element."""
+    return not labels([axis]) and size_of(axis) == ONE
+
+
+def merged(atoms: Sequence[Atom]) -> Axis:
+    """Atoms as one axis, plain neighbours joined."""
+    out: list[Atom] = []
+    for atom in atoms:
+        if atom.dim is None and atom.size == ONE:
+            continue
+        if atom.dim is None and out and out[-1].dim is None:
+            out[-1] = Atom(out[-1].size * atom.size)
+        else:
+            out.append(atom)
+    return tuple(out) or (Atom(ONE),)
+
+
+Rule = Callable[["Follower", Node, list[Any]], list[Any]]
+
+
+class Follower:
+    """One walk over a graph.
+
+    Attributes:
+        dims: The followed dimensions by name.
+        mixes: What was found, in graph order.
+        bounds: What is known of the symbols' values.
+        undecided: Whether a branch was followed whose condition only a call's sizes decide.
+        unmasked: Inputs of which each row must hold something else than padding for the proof; True: at its front.
+    """
+
+    def __init__(self, dims: Iterable[Dim] = (), rules: Mapping[tuple[str, str], Rule] | None = None) -> None:
+        from transmuter_async.compiler.axes_index import INDEX
+        from transmuter_async.compiler.axes_moves import MOVES
+        from transmuter_async.compiler.axes_rules import RULES
+        from transmuter_async.compiler.axes_windows import WINDOWS
+
+        self.dims = {dim.name: dim for dim in dims}
+        self.rules: dict[tuple[str, str], Rule] = {**RULES, **MOVES, **INDEX, **WINDOWS, **(rules or {})}
+        self.mixes: list[Mixes] = []
+        self.bounds = Bounds({dim.name: dim.largest for dim in self.dims.values()})
+        self.unmasked: dict[str, bool] = {}
+        self.undecided = False
+        self.values: dict[str, Any] = {}
+        self.initializers: list[Mapping[str, np.ndarray]] = []
+        self._fresh = 0
+        self.node: Node | None = None
+
+    # What rules ask for.
+
+    def kind(self, dim: str) -> str:
+        """Either "batch" or "padded"."""
+        return self.dims[dim].kind
+
+    def batch(self, axes: Iterable[Axis]) -> str | None:
+        """A batch dimension among some axes."""
+        return next((name for name in sorted(labels(axes)) if self.kind(name) == "batch"), None)
+
+    def padded(self, axes: Iterable[Axis]) -> str | None:
+        """A padded dimension among some axes."""
+        return next((name for name in sorted(labels(axes)) if self.kind(name) == "padded"), None)
+
+    def fresh(self, why: str = "size") -> Poly:
+        """A size that nothing is known of, the same with and without padding."""
+        self._fresh += 1
+        return Poly.symbol(f"{why}?{self._fresh}")
+
+    def tensor(self, value: Any) -> Tensor:
+        """Any value as a tensor."""
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, Sizes):
+            found = sorted(value.symbols() & self.dims.keys())
+            taint = None
+            if found:
+                taint = Mixes(self._name(), self._op(), found[0], "computes with the size, which padding changes")
+            return Tensor(tuple(plain(n) for n in value.values.shape), taint=taint, fed=False)
+        if isinstance(value, np.ndarray):
+            return Tensor(tuple(plain(n) for n in value.shape), fed=False)
+        return Tensor(None)
+
+    def ranked(self, value: Any) -> tuple[Axis, ...]:
+        """The axes of a value; `Undecided` where the rank is not known."""
+        axes = self.tensor(value).axes
+        if axes is None:
+            raise Undecided("the rank of an input is not known")
+        return axes
+
+    def as_data(self, tensor: Tensor) -> Tensor:
+        """The tensor as operands see it: a row's place in its batch, computed with, is a taint."""
+        content = tensor.content
+        if content is not None and tensor.taint is None:
+            held = content[1] if content[0] == "columns" else (content[1],) if content[0] == "iota" else ()
+            for dim in held:
+                if dim is not None and self.kind(dim) == "batch":
+                    why = "computes with a row's place in the batch"
+                    return replace(tensor, content=None, taint=Mixes(self._name(), self._op(), dim, why))
+        return replace(tensor, content=None)
+
+    @property
+    def rows_only(self) -> frozenset[str]:
+        """Dimensions whose spare rows are copies of true ones, so that what they compute is never out of range."""
+        return frozenset(dim.name for dim in self.dims.values() if dim.kind == "batch")
+
+    def rely_on(self, atom: Atom) -> None:
+        """A mask hides an atom's padding only beside something unmasked, unless it is -inf: then both give NaN."""
+        state = atom.state
+        if np.isneginf(state.value):
+            return
+        if not state.source:
+            raise Mixing(str(atom.dim), "its mask is not made from an input, so that a row may be masked everywhere")
+        for name in state.source:
+            self.unmasked[name] = self.unmasked.get(name, False) or not state.flat
+
+    def positions(self, node: Node, tensor: Tensor) -> Tensor:
+        """The result of a NonZero of something that is not followed."""
+        rank = None if tensor.axes is None else len(tensor.axes)
+        return Tensor((plain(self.fresh() if rank is None else rank), plain(self.fresh("count"))))
+
+    def select(self, tensor: Tensor, index: Tensor) -> Tensor:
+        """Rows at the positions of a NonZero; only `dense` makes such indices."""
+        raise Undecided("positions of a NonZero are not followed here")
+
+    def put(self, node: Node, tensor: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+        """Rows written to the positions of a NonZero; only `dense` makes such indices."""
+        raise Undecided("positions of a NonZero are not followed here")
+
+    def sizes(self, value: Any) -> list[Poly] | None:
+        """The elements of a shape-like value, None where they are not known."""
+        if isinstance(value, Sizes):
+            return [poly(v) for v in value.values.reshape(-1)]
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+            return [poly(int(v)) for v in value.reshape(-1)]
+        return None
+
+    def evaluate(self, node: Node, scalars: Sequence[Any]) -> Any:
+        """The node's operator on known scalars; None where it refuses them."""
+        names = tuple("" if value is None else f"i{index}" for index, value in enumerate(scalars))
+        small = replace(node, inputs=names, outputs=("out",))
+        scope = Scope({f"i{index}": np.asarray(value) for index, value in enumerate(scalars) if value is not None})
+        try:
+            run_node(Run(tracing=False, bounds="clamp"), small, scope)
+        except TransmuterError:
+            return None
+        out = scope.values["out"]
+        return out.reshape(()) if isinstance(out, np.ndarray) and out.size == 1 else None
+
+    def _name(self) -> str:
+        return "" if self.node is None else self.node.name
+
+    def _op(self) -> str:
+        return "" if self.node is None else self.node.op_type
+
+    # The walk.
+
+    def follow(self, graph: Graph, inputs: Mapping[str, Any]) -> None:
+        """Walk a graph. `inputs` gives the value of each graph input; initializers are known."""
+        self.values.update(inputs)
+        self.run(graph)
+
+    def run(self, graph: Graph) -> None:
+        """Walk the nodes of a graph or body whose inputs are set."""
+        self.initializers.append(graph.initializers)
+        try:
+            for node in graph.nodes:
+                self._step(node)
+        finally:
+            self.initializers.pop()
+
+    def read(self, name: str) -> Any:
+        """The value of a name, initializers of the graphs around included."""
+        if name in self.values:
+            return self.values[name]
+        for held in reversed(self.initializers):
+            if name in held:
+                return held[name]
+        return Tensor(None)
+
+    def _step(self, node: Node) -> None:
+        values = [self.read(name) if name else None for name in node.inputs]
+        outer = [self.read(name) for graph in node.subgraphs() for name in graph.outer_names()]
+        before, self.node = self.node, node
+        try:
+            results = self._outputs(node, values, outer)
+        except Mixing as error:
+            found = Mixes(node.name, node.op_type, error.axis, error.why)
+            if found not in self.mixes:
+                self.mixes.append(found)
+            results = [POISON] * len(node.outputs) if error.result is None else error.result
+        finally:
+            self.node = before
+        for name, value in zip(node.outputs, results, strict=False):
+            if name:
+                self.values[name] = value
+
+    def _outputs(self, node: Node, values: list[Any], outer: list[Any]) -> list[Any]:
+        if any(isinstance(value, Poison) for value in (*values, *outer)):
+            return [POISON] * len(node.outputs)
+        if not outer and not any(True for _ in node.subgraphs()) and all(_known(v) for v in values):
+            folded = self._fold(node, values)
+            if folded is not None:
+                return folded
+        if any(isinstance(v, Sizes) for v in values) and all(
+            v is None or isinstance(v, (Sizes, np.ndarray)) for v in values
+        ):
+            computed = compute_sizes(node, values, self.bounds)
+            if computed is not None:
+                return [self._settled(computed)]
+        carried = self._carried([*values, *outer])
+        rule = self.rules.get((node.domain, node.op_type))
+        if rule is None:
+            if carried is not None:
+                raise Mixing(carried, "nothing is known about how this operator treats the axis")
+            return [Tensor(None) for _ in node.outputs]
+        try:
+            return rule(self, node, values)
+        except Undecided as error:
+            if carried is not None:
+                self.undecided = True
+                raise Mixing(carried, str(error)) from None
+            return [Tensor(None) for _ in node.outputs]
+        except (IndexError, ValueError, TypeError) as error:  # a node that the model's own run would refuse
+            if carried is not None:
+                raise Mixing(carried, f"the shapes do not fit what the operator takes ({error})") from None
+            return [Tensor(None) for _ in node.outputs]
+
+    def _carried(self, values: Iterable[Any]) -> str | None:
+        """A followed dimension that a node meets, by axis, by size or by taint."""
+        for value in values:
+            if isinstance(value, Tensor):
+                if value.dims:
+                    return min(value.dims)
+                if value.taint is not None:
+                    return value.taint.axis
+            if isinstance(value, Sizes) and value.symbols() & self.dims.keys():
+                return min(value.symbols() & self.dims.keys())
+        return None
+
+    def _settled(self, value: Any) -> Any:
+        """Sizes that are all plain numbers are a known array."""
+        if isinstance(value, Sizes):
+            known = value.known()
+            return value if known is None else known
+        return value
+
+    def _fold(self, node: Node, values: list[Any]) -> list[Any] | None:
+        definition = resolve(node.domain, node.op_type, node.opset)
+        if definition is None or definition.random or not _small(node, values):
+            return None
+        names = tuple("" if value is None else f"i{index}" for index, value in enumerate(values))
+        scope = Scope({f"i{index}": value for index, value in enumerate(values) if value is not None})
+        try:
+            run_node(Run(tracing=False), replace(node, inputs=names), scope)
+        except TransmuterError:
+            return None
+        results = [scope.values.get(name) for name in node.outputs]
+        if all(isinstance(value, np.ndarray) or not name for name, value in zip(node.outputs, results, strict=True)):
+            return results
+        return None
+
+
+def _small(node: Node, values: list[Any]) -> bool:
+    """Whether a node of known inputs is cheap to compute."""
+    count = sum(value.size for value in values if value is not None)
+    if node.op_type == "ConstantOfShape":
+        count = math.prod(int(n) for n in values[0].reshape(-1))
+    elif node.op_type in ("Expand", "Tile"):
+        count *= math.prod(int(n) for n in values[1].reshape(-1))
+    elif node.op_type == "Range":
+        start, limit, delta = (float(v.reshape(())) for v in values)
+        count = math.inf if delta == 0 else abs((limit - start) / delta)
+    return bool(count <= LARGE)
+
+
+def _known(value: Any) -> bool:
+    return value is None or isinstance(value, np.ndarray)
+
+
+def declared(value_type: Any, names: Sequence[Poly | Atom | None], fresh: Callable[[str], Poly]) -> Tensor:
+    """A graph input as a tensor: an atom or a size for each axis, None where the declared type tells."""
+    if not isinstance(value_type, TensorType) or value_type.shape is None:
+        return Tensor(None)
+    axes: list[Axis] = []
+    for dim, given in zip(value_type.shape, names, strict=True):
+        if isinstance(given, Atom):
+            axes.append((given,))
+        elif given is not None:
+            axes.append(plain(given))
+        elif isinstance(dim, int) and dim >= 0:
+            axes.append(plain(dim))
+        else:
+            axes.append(plain(Poly.symbol(dim) if isinstance(dim, str) else fresh("input")))
+    return Tensor(tuple(axes))
