@@ -228,6 +228,8 @@ class Actor:
             )
             stopped.__cause__ = self._fatal
             return stopped
+        if self.state in ("running", "restarting"):
+            return ActorStopped(f"the actor {self.name!r} crashed meanwhile and is started again; ask once more")
         return ActorStopped(f"the actor {self.name!r} was closed, and its cache with it; compile the model again")
 
     def check_place(self) -> None:

@@ -79,7 +79,8 @@ class ModelActor(Actor):
         seeds: Where the seed of a call that gives none comes from.
         run_job: Runs a compile job in a compile thread. Tests hold it here.
         used: `time.monotonic_ns()` of the last call.
-        program_bytes: Of the programs that are held, as far as jax tells.
+        weight_bytes: Of the weights on the device, and
+        program_bytes: of the programs that are held, as far as jax tells; as of the last look that a thread took.
         grown: Called on the loop when programs were added, and when nothing is asked any more. The runtime keeps its budget.
     """
 
@@ -103,6 +104,7 @@ class ModelActor(Actor):
         self.seeds = random.Random()  # noqa: S311 - of random operators; our own, so that the application's stays its own
         self.run_job: Callable[[CompileJob, Observe], Segment] = _run_job
         self.used = time.monotonic_ns()
+        self.weight_bytes = 0
         self.program_bytes = 0
         self.grown: Callable[[], None] = _nobody
         self._gone: set[str] = set()  # what the budget took and no compile has brought back
@@ -191,7 +193,7 @@ class ModelActor(Actor):
 
     async def statistics(self) -> ActorStatistics:
         """Counts up to now."""
-        held, program_bytes = await self.ask(Statistics())
+        held, self.weight_bytes, self.program_bytes = await self.ask(Statistics())
         return ActorStatistics(
             name=self.name,
             state=self.state,
@@ -202,7 +204,7 @@ class ModelActor(Actor):
             restarts=self.restarts,
             cache=held,
             weight_bytes=self.weight_bytes,
-            program_bytes=program_bytes,
+            program_bytes=self.program_bytes,
             **self._counts,
         )
 
@@ -211,12 +213,16 @@ class ModelActor(Actor):
         if threads is None:
             raise self.stopped_error()
         reply: Reply[T] = Reply()
+        generation = self._generation
         self._asks.add(reply)
         try:
             threads.submit(work, *arguments, done=reply.settle)
-            return await reply.wait()
+            answer = await reply.wait()
         finally:
             self._asks.discard(reply)
+        if generation != self._generation:  # answered, and then it crashed: whoever goes on would go on in another one
+            raise self.stopped_error()
+        return answer
 
     def owns_thread(self, thread: threading.Thread) -> bool:
         """Whether `thread` computes or compiles for this actor. From any thread."""
@@ -242,16 +248,26 @@ class ModelActor(Actor):
         if isinstance(message, ClearCache):
             cache.clear()
             return None
-        return cache.statistics(), _size(cache)
+        return cache.statistics(), *self._sizes(cache)
 
-    def _put(self, cache: SegmentCache, segment: Segment, compile: Compile) -> int:
+    def _put(self, cache: SegmentCache, segment: Segment, compile: Compile) -> tuple[int, int]:
         cache.put(segment, compile.observer, keep=compile.keep)
-        return _size(cache)
+        return self._sizes(cache)
 
-    def _clear(self, cache: SegmentCache) -> int:
-        size = _size(cache)
-        cache.clear()
-        return size
+    def _take(self, cache: SegmentCache, what: str) -> int:
+        """Drop what the memory budget asks for; how many bytes that were."""
+        weights, programs = self._sizes(cache)
+        if what == "programs":
+            cache.clear()
+            return programs
+        if self.prepared is not None:
+            self.prepared.release()
+        return weights
+
+    def _sizes(self, cache: SegmentCache) -> tuple[int, int]:
+        # Never on the loop: the table of weights is locked while one of them is copied to the device.
+        weights = 0 if self.prepared is None else self.prepared.weight_bytes()
+        return weights, sum(_program_bytes(segment) for segment in cache.segments())
 
     # On the loop again.
 
@@ -390,7 +406,7 @@ class ModelActor(Actor):
                 self._cache,
                 segment,
                 compile,
-                done=lambda size, error: self._installed(compile, generation, segment, error, size),
+                done=lambda sizes, error: self._installed(compile, generation, segment, error, sizes),
             )
         self._next_compile()
 
@@ -400,7 +416,7 @@ class ModelActor(Actor):
         generation: int,
         segment: Segment | None,
         error: BaseException | None,
-        size: int | None = None,
+        sizes: tuple[int, int] | None = None,
     ) -> None:
         if generation != self._generation:
             return
@@ -412,7 +428,8 @@ class ModelActor(Actor):
             self._failed = {key: entry for key, entry in self._failed.items() if now - entry[0] < RETRY}
             self._failed[compile.job.key] = (now, detached(error))
         else:
-            self._restored(0 if size is None else size)
+            if sizes is not None:
+                self._restored(*sizes)
             self._install_count += 1
             self._installs.append((self._install_count, compile.job.key))
         for reply in compile.replies:
@@ -431,11 +448,6 @@ class ModelActor(Actor):
     # Memory.
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights on the device now."""
-        return 0 if self.prepared is None else self.prepared.weight_bytes()
-
-    @property
     def idle(self) -> bool:
         """Whether it has no call and no compile now."""
         return self.state == "running" and not self._calls and not self._compiles
@@ -450,35 +462,28 @@ class ModelActor(Actor):
         Returns:
             False when there is nothing to give, or the actor is not idle.
         """
-        if not self.idle or self._run_threads is None or self.prepared is None or what in self._gone:
-            return False
-        if what == "weights":
-            size = self.weight_bytes
-            if not size:
-                return False
-            self.prepared.release()
-            self._told("release", what, size)
-            self._gone.add(what)
-            self.loop.post(then)
-            return True
-        if not self._install_count:
+        nothing = not (self.weight_bytes if what == "weights" else self._install_count) or what in self._gone
+        if nothing or not self.idle or self._run_threads is None:
             return False
         generation = self._generation
 
         def done(size: int | None, error: BaseException | None) -> None:
             if generation == self._generation:
-                self.program_bytes = 0
+                if what == "weights":
+                    self.weight_bytes = 0
+                else:
+                    self.program_bytes = 0
                 self._told("release", what, size or 0)
             then()
 
         self._gone.add(what)
-        self._run_threads.submit(self._clear, self._cache, done=done)
+        self._run_threads.submit(self._take, self._cache, what, done=done)
         return True
 
-    def _restored(self, size: int) -> None:
-        self.program_bytes = size
+    def _restored(self, weights: int, programs: int) -> None:
+        self.weight_bytes, self.program_bytes = weights, programs
         for what in sorted(self._gone):
-            self._told("restore", what, size if what == "programs" else self.weight_bytes)
+            self._told("restore", what, programs if what == "programs" else weights)
         self._gone.clear()
 
     def _told(self, how: str, what: str, size: int) -> None:
@@ -504,7 +509,6 @@ class ModelActor(Actor):
 
     async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
         """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
-        assert self._compile_threads is not None
         job, values = await self._ask_thread(self._compile_threads, self._job, specs)
         if job is None:
             if keep:
@@ -599,14 +603,14 @@ class ModelActor(Actor):
         compile_threads, self._compile_threads = self._compile_threads, None
         if run_threads is not None:
             run_threads.submit(cache.clear, done=_nothing)  # the thread that owns it drops it
+            if final and self.prepared is not None:
+                run_threads.submit(self.prepared.release, done=_nothing)
             run_threads.close()
         if compile_threads is not None:
             compile_threads.close()
             await compile_threads.wait_ended()
         if run_threads is not None:
             await run_threads.wait_ended()
-        if final and self.prepared is not None:
-            self.prepared.release()
 
 
 def _run_job(job: CompileJob, observe: Observe) -> Segment:
@@ -615,10 +619,6 @@ def _run_job(job: CompileJob, observe: Observe) -> Segment:
 
 def _nobody() -> None:
     return None
-
-
-def _size(cache: SegmentCache) -> int:
-    return sum(_program_bytes(segment) for segment in cache.segments())
 
 
 def _program_bytes(segment: Segment) -> int:
