@@ -19,6 +19,7 @@ import pytest
 from tests.hub.fake_hub import Fault, Lfs, Repeated, sha256
 from tests.hub.support import World, wait_for
 from transmuter_async.hub import HubError
+from transmuter_async.hub.workers import Stop, Stopped
 
 ROOT = Path(__file__).parents[2]
 LARGE = b"weights" * 200_000
@@ -248,6 +249,36 @@ async def test_a_partial_file_that_is_of_no_use(world: World, damage: str) -> No
     ranges = [each.range for each in world.fake.requests if each.kind == "cdn"]
     assert ranges == (["bytes=9437184-", None] if damage == "wrong" else [None])
     assert world.leftovers() == ([str(left.relative_to(world.cache))] if damage == "too young" else [])
+
+
+@pytest.mark.may_block
+async def test_36_a_cancel_while_the_partial_file_is_read_loses_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fake.repo().commit({"p": Lfs(BIG)})
+    left = world.root / "blobs" / f"{BIG.sha256}.0123abcd.incomplete"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(BIG.read(0, 20 << 20))
+    os.utime(left, (1, 1))
+    reading = threading.Event()
+
+    def check(self: Stop) -> None:
+        reading.set()
+        if self._flag.wait(10):
+            raise Stopped
+
+    monkeypatch.setattr(Stop, "check", check)
+    async with world.client() as hub, anyio.create_task_group() as tasks:
+        tasks.start_soon(hub.download, "org/m")
+        await wait_for(reading.is_set)
+        tasks.cancel_scope.cancel()
+    monkeypatch.undo()
+    (kept,) = world.leftovers()
+    assert (world.cache / kept).stat().st_size == 20 << 20
+    world.told(), world.asked()
+    await world.load()
+    assert world.told() == [("info", "fetched"), ("dl", "p", BIG.size)]
+    assert [each.range for each in world.fake.requests if each.kind == "cdn"] == [f"bytes={20 << 20}-"]
 
 
 async def test_a_partial_file_that_is_taken_away_under_our_hands(world: World) -> None:

@@ -25,11 +25,12 @@ from transmuter_async.hub.content import hash_file
 from transmuter_async.hub.errors import CacheError
 from transmuter_async.hub.layout import RepoFolder
 from transmuter_async.hub.names import is_commit, is_etag, normalize_etag
-from transmuter_async.hub.partial import replace
+from transmuter_async.hub.partial import DEAD_AFTER, replace
 from transmuter_async.hub.workers import Stop
 
 __all__ = ["Look", "RepoDisk"]
 
+_TEMPORARY = ".tmp"
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This directory is a cache of files from the Hugging Face Hub.\n"
 _logger = logging.getLogger("transmuter_async.hub")
 
@@ -42,13 +43,11 @@ class Look:
         size: Bytes of the content; None when there is nothing usable (absent, dangling link, directory).
         recorded: Hash of the content by a record of ours that still fits, else None.
         named: Hash that the name of the linked blob claims, else None.
-        regular: A regular file, not a link.
     """
 
     size: int | None = None
     recorded: str | None = None
     named: str | None = None
-    regular: bool = False
 
     def __bool__(self) -> bool:
         return self.size is not None
@@ -88,7 +87,7 @@ class RepoDisk:
             if target.parent == self.folder.blobs and is_etag(target.name):
                 return Look(status.st_size, self._blob_recorded(target.name, status), target.name)
         recorded = self._recorded(self.folder.file_record(commit, file), status)
-        return Look(status.st_size, recorded, regular=stat.S_ISREG(link.st_mode))
+        return Look(status.st_size, recorded)
 
     def look_at_blob(self, etag: str) -> Look:
         """What lies at a blob."""
@@ -142,13 +141,17 @@ class RepoDisk:
     # -- how something gets in ------------------------------------------------------------------------------------
 
     def prepare_download(self, commit: str, file: str) -> None:
-        """Makes the folders.
+        """Makes the folders, and clears away what a killed process has left among our records.
 
         Raises:
             CacheError: They can't be made, or lead out of the repository's folder.
         """
         try:
             self._prepare()
+            for left in self.folder.records.glob(f"*{_TEMPORARY}"):
+                with contextlib.suppress(OSError):
+                    if time.time() - left.lstat().st_mtime > DEAD_AFTER:
+                        left.unlink()
             self._make_folder(self.folder.blobs)
             self._make_folder(self.folder.pointer(commit, file).parent)
         except OSError as error:
@@ -227,7 +230,7 @@ class RepoDisk:
 
     def _temporary(self) -> Path:
         # Not in a snapshot: what a crash leaves there would look like a file of the repository.
-        return self.folder.records / f"{secrets.token_hex(8)}.tmp"
+        return self.folder.records / f"{secrets.token_hex(8)}{_TEMPORARY}"
 
     # -- records --------------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class Download:
         limit = _LARGEST if partial.size is None else partial.size
         hop: Hop[None] | None = None
         try:
-            async for chunk in exchange.chunks():
+            while chunk := await exchange.receive():
                 batch.append(chunk)
                 length += len(chunk)
                 received += len(chunk)

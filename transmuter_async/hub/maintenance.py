@@ -22,6 +22,7 @@ from transmuter_async.hub.errors import InvalidReferenceError, LocalEntryNotFoun
 from transmuter_async.hub.layout import RepoFolder
 from transmuter_async.hub.listing import Listing, parse_official_tree, parse_saved
 from transmuter_async.hub.names import check_file, check_repo, check_revision, is_commit, is_etag
+from transmuter_async.hub.partial import DEAD_AFTER
 from transmuter_async.hub.reference import DEFAULT_REVISION
 from transmuter_async.hub.workers import Stop
 
@@ -38,7 +39,6 @@ __all__ = [
 ]
 
 _PREFIX = "models--"
-_DEAD_AFTER = 60.0  # seconds; as for partial files that are taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ def _remove_blob(folder: RepoFolder, blob: Path) -> bool:
 
 
 def _is_dead(partial: Path) -> bool:
-    return time.time() - partial.lstat().st_mtime > _DEAD_AFTER
+    return time.time() - partial.lstat().st_mtime > DEAD_AFTER
 
 
 def _target(pointer: Path) -> str:

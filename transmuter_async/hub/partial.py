@@ -20,12 +20,13 @@ from pathlib import Path
 
 from transmuter_async.hub.content import Digest, hash_file, new_digest
 from transmuter_async.hub.errors import CacheError, ChecksumError, DiskFullError
-from transmuter_async.hub.workers import Stop
+from transmuter_async.hub.workers import Stop, Stopped
 
-__all__ = ["SMALLEST_KEPT", "Partial", "replace"]
+__all__ = ["DEAD_AFTER", "SMALLEST_KEPT", "Partial", "replace"]
 
 SMALLEST_KEPT = 8 << 20  # bytes; less is fetched again sooner than it is looked for
-_DEAD_AFTER = 60.0  # seconds without a write after which a partial file has no writer
+DEAD_AFTER = 60.0  # seconds without a write after which a partial file has no writer
+_FORGOTTEN_AFTER = 3600.0  # seconds; longer than any wait that a server can ask for
 _CHUNK = 1 << 20
 _SUFFIX = ".incomplete"
 _OUT_OF_SPACE = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
@@ -162,7 +163,7 @@ class Partial:
         with contextlib.suppress(OSError):
             if keep and self._etag is not None and self.position >= SMALLEST_KEPT:
                 # An old date says that nobody writes here any more: the next load need not wait to be sure.
-                dead = time.time() - 2 * _DEAD_AFTER
+                dead = time.time() - 2 * DEAD_AFTER
                 os.utime(self._path, (dead, dead))
             else:
                 self._path.unlink()
@@ -179,10 +180,10 @@ class Partial:
 
     def _take_over(self, etag: str, size: int, stop: Stop) -> None:
         """Copies (and hashes) what a writer that is dead has left."""
-        for left in self._dead_files(etag):
+        for length, left in self._dead_files(etag):
+            if not SMALLEST_KEPT <= length <= size:
+                continue
             try:
-                if not SMALLEST_KEPT <= left.stat().st_size <= size:
-                    continue
                 claimed = left.with_name(f"{etag}.{secrets.token_hex(4)}{_SUFFIX}")
                 left.rename(claimed)
             except OSError:
@@ -192,26 +193,31 @@ class Partial:
                     while chunk := file.read(_CHUNK):
                         self.write((chunk,))
                         stop.check()
+            except Stopped:
+                self.restart()  # and the whole is still there for the next load
+                raise
             except (OSError, CacheError, DiskFullError):
                 self.restart()
-            finally:
-                claimed.unlink(missing_ok=True)
+            claimed.unlink(missing_ok=True)
             if self.position:
                 return
 
-    def _dead_files(self, etag: str) -> list[Path]:
+    def _dead_files(self, pattern: str, after: float = DEAD_AFTER) -> list[tuple[int, Path]]:
+        """Sizes and paths of partial files that nobody has written for so many seconds, the largest first."""
         now = time.time()
         dead: list[tuple[int, Path]] = []
-        for path in self._blobs.glob(f"{etag}.*{_SUFFIX}"):
+        for path in self._blobs.glob(f"{pattern}.*{_SUFFIX}"):
             with contextlib.suppress(OSError):
                 status = path.lstat()
-                if path != self._path and now - status.st_mtime > _DEAD_AFTER and not path.is_symlink():
+                if path != self._path and now - status.st_mtime > after and not path.is_symlink():
                     dead.append((status.st_size, path))
-        return [path for _, path in sorted(dead, reverse=True)]  # the largest first
+        return sorted(dead, reverse=True)
 
     def _sweep(self, etag: str) -> None:
-        """The content is complete: what dead writers of it have left is of no use any more."""
-        for path in self._dead_files(etag):
+        """Removes what dead writers have left: of this content, since it is complete; of others, what is too little to be resumed."""
+        useless = [path for _, path in self._dead_files(etag)]
+        useless += [path for size, path in self._dead_files("*", _FORGOTTEN_AFTER) if size < SMALLEST_KEPT]
+        for path in useless:
             with contextlib.suppress(OSError):
                 path.unlink()
 

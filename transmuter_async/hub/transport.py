@@ -78,25 +78,22 @@ class Exchange:
         self._url = url
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
-        """At most `limit` bytes of the body, and whether that was all of it."""
-        parts: list[bytes] = []
-        length = 0
-        async for chunk in self.chunks():
-            parts.append(chunk)
-            length += len(chunk)
-            if length > limit:
-                return b"".join(parts)[:limit], False
-        return b"".join(parts), True
+        """At most `limit` bytes of the body, and whether that was all of it. Errors as of `receive`."""
+        body = bytearray()
+        while chunk := await self.receive():
+            body += chunk
+            if len(body) > limit:
+                return bytes(body[:limit]), False
+        return bytes(body), True
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes.
+    async def receive(self) -> bytes:
+        """The next bytes of the body, as they come; empty at its end.
 
         Raises:
             HubConnectionError: It was cut, or nothing came for too long.
         """
         try:
-            async for chunk in self._response.content.iter_any():
-                yield chunk
+            return await self._response.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _connection_error(error, self._url) from error
 
