@@ -412,7 +412,6 @@ async def test_weights_are_given_back() -> None:
     [
         {"cold": "interpret"},
         {"compile_after": 2},
-        {"batching": object()},
         {"autotune": True},
         {"donate": ("x",)},
         {"replicas": 2},
@@ -483,8 +482,9 @@ async def test_the_memory_budget_takes_from_the_idle_and_gives_back() -> None:
         ]
         assert recorder.events == []
         models.append(await runtime.compile(heavy(2), {"x": tm.Spec((2, 512), "float32")}, name="m2"))
-        await models[0].statistics()  # the run thread has done what the budget asked of it
-        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(5):
+            while len(recorder.events) < 2:  # a run thread does what the budget asks of it
+                await anyio.lowlevel.checkpoint()
         told = [(e.name.rpartition(".")[2], e.metadata["actor"], e.metadata["what"]) for e in recorder.events]
         assert told == [("release", "m0", "programs"), ("release", "m0", "weights")]
         assert recorder.events[-1].measurements["bytes"] == size
@@ -496,9 +496,9 @@ async def test_the_memory_budget_takes_from_the_idle_and_gives_back() -> None:
             np.testing.assert_allclose((await compiled.run({"x": x}))["y"], x @ w, rtol=1e-4, atol=1e-4)
         restored = [e for e in recorder.named("transmuter.memory.restore") if e.metadata["actor"] == "m0"]
         assert {e.metadata["what"]: e.measurements["bytes"] for e in restored}["weights"] == size
-        for each in models:
-            await each.statistics()
-        assert sum(each.weight_bytes for each in (await runtime.statistics()).actors) <= 2 * size
+        with anyio.fail_after(5):
+            while sum(each.weight_bytes for each in (await runtime.statistics()).actors) > 2 * size:
+                await anyio.lowlevel.checkpoint()
 
 
 async def test_log_compiles_logs_one_line_for_each() -> None:
