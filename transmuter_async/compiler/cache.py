@@ -14,7 +14,7 @@ from typing import Any
 from transmuter_async.compiler.facts import CacheEvict, Observe
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
 
-__all__ = ["CacheStatistics", "PositionStatistics", "SegmentCache"]
+__all__ = ["CacheStatistics", "PositionStatistics", "SegmentCache", "order_of"]
 
 
 @dataclass(slots=True)
@@ -30,8 +30,9 @@ class _Position:
 
 @dataclass(frozen=True, slots=True)
 class PositionStatistics:
-    """Counts of one position since the cache was made or cleared."""
+    """Counts of one place since the cache was made or cleared; `place` is the way to its first node."""
 
+    place: tuple[Any, ...]
     position: int
     segments: int
     hits: int
@@ -131,7 +132,7 @@ class SegmentCache:
     def segments(self) -> tuple[Segment, ...]:
         """Everything held, in graph order, least recently used first; kept functions first of all."""
         kept = [segment for segments in self._kept.values() for segment in segments.values()]
-        cached = [s for place in sorted(self._positions, key=_order) for s in self._positions[place].segments.values()]
+        cached = [s for place in sorted(self._positions, key=order_of) for s in self._positions[place].segments.values()]
         return (*kept, *cached)
 
     def statistics(self) -> CacheStatistics:
@@ -139,13 +140,14 @@ class SegmentCache:
         segments = self.segments()
         positions = tuple(
             PositionStatistics(
+                place=place,
                 position=held.position,
                 segments=len(held.segments),
                 hits=held.hits,
                 misses=held.misses,
                 evictions=held.evictions,
             )
-            for _, held in sorted(self._positions.items(), key=lambda item: _order(item[0]))
+            for place, held in sorted(self._positions.items(), key=lambda item: order_of(item[0]))
         )
         return CacheStatistics(
             segments=len(segments),
@@ -158,6 +160,6 @@ class SegmentCache:
         )
 
 
-def _order(place: tuple[Any, ...]) -> tuple[str, ...]:
+def order_of(place: tuple[Any, ...]) -> tuple[str, ...]:
     """Graph order of places, which mix indices and attribute names."""
     return tuple(f"{part:08d}" if isinstance(part, int) else str(part) for part in place)

@@ -68,15 +68,18 @@ class Opaque:
 class Alarm:
     """What a program can report beside its outputs: alarm `i` of a program is the number `i + 1`."""
 
-    kind: str  # "index" | "nonfinite"
+    kind: str  # "index" | "nonfinite" | "refused"
     node: str
     operator: str
     input: str = ""
     axis: int | None = None
     size: int | None = None
+    message: str = ""
 
     def error(self) -> TransmuterError:
         """The exception that the alarm stands for."""
+        if self.kind == "refused":
+            return OperatorError(f"{self.operator} {self.node!r}: {self.message}", node=self.node, operator=self.operator)
         if self.kind == "nonfinite":
             return NonFiniteError(
                 f"{self.operator} {self.node!r} gave NaN or infinity. Look at its inputs with transmuter compare, "
@@ -558,6 +561,14 @@ class NodeContext:
         """See `operators.Context.absorb`."""
         if self.run.alarms:
             self.run.absorb(alarm)
+
+    def refuse(self, bad: Any, message: str) -> None:
+        """See `operators.Context.refuse`."""
+        if isinstance(bad, jax.Array):
+            alarm = Alarm("refused", self.node.name, self.node.operator, message=message)
+            self.run.raise_alarm(jnp.any(bad), alarm)
+        elif np.any(bad):
+            raise self.error(message)
 
     def function(self, names: Sequence[str], result: str) -> Callable[..., Any]:
         """See `operators.Context.function`."""

@@ -91,6 +91,15 @@ class Context(Protocol):
         """Take the alarm (int32 scalar, 0 = none) that came out of a JAX control-flow primitive."""
         ...
 
+    def refuse(self, bad: Any, message: str) -> None:
+        """Raise where `bad` (bool array, host or traced) is true anywhere: values for which the operator has no answer.
+
+        Args:
+            bad: On the host it raises `OperatorError` at once; traced it raises when the program has run.
+            message: What is wrong, without the node's name.
+        """
+        ...
+
     def function(self, names: Sequence[str], result: str) -> Callable[..., Any]:
         """A tensor of the graph as a function of others, for Gradient.
 
