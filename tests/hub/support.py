@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,14 @@ class World:
             for path in self.cache.rglob(pattern)
         )
 
+    def written(self) -> int:
+        """Bytes of the unfinished download, 0 when there is none (or not any more)."""
+        size = 0
+        for path in (self.root / "blobs").glob("*.incomplete"):
+            with suppress(FileNotFoundError):
+                size = max(size, path.stat().st_size)
+        return size
+
     def pointer(self, commit: str, file: str) -> Path:
         return self.root / "snapshots" / commit / file
 
@@ -180,7 +188,7 @@ class World:
         return found
 
 
-async def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Until something that happens elsewhere (a server, a process) has happened."""
     with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110  # there is nothing to wait on

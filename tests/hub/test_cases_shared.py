@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -45,9 +47,15 @@ anyio.run(main, backend=sys.argv[4])
 """
 
 
-def child(world: World, file: str, *options: str, backend: str = "asyncio") -> subprocess.Popen:
-    command = [sys.executable, "-c", CHILD, str(world.cache), world.fake.endpoint, file, backend, *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+@contextmanager
+def child(world: World, file: str, *options: str) -> Iterator[subprocess.Popen]:
+    """A process that loads the file with a client of its own."""
+    command = [sys.executable, "-c", CHILD, str(world.cache), world.fake.endpoint, file, "asyncio", *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 async def ended(process: subprocess.Popen) -> Path:
@@ -59,14 +67,13 @@ async def ended(process: subprocess.Popen) -> Path:
 async def test_34_two_processes_share_one_download(world: World) -> None:
     world.fake.repo().commit({"p": Lfs(LARGE)})
     world.fake.fault("resolve", "p", Fault(hold=True))
-    process = child(world, "p")
-    await wait_for(lambda: "resolve p" in world.fake.asked())
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.load)
-        await wait_for(lambda: world.fake.asked("info") == ["info main"] * 2)
-        await anyio.sleep(0.1)  # long enough to be waiting for the lock; if it is not yet, the outcome is the same
-        world.fake.release()
-        assert (await ended(process)).read_bytes() == LARGE
+    with child(world, "p") as process:
+        await wait_for(lambda: "resolve p" in world.fake.asked())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.load)
+            await wait_for(lambda: world.fake.asked("info") == ["info main"] * 2)
+            world.fake.release()  # whether the second waits for the lock already or comes to it later is all one
+            assert (await ended(process)).read_bytes() == LARGE
     assert world.told() == [("info", "fetched"), ("hit", "p", "etag")]
     assert world.asked("resolve") == ["resolve p"]
     assert (world.cache / ".locks" / "models--org--m" / f"{sha256(LARGE)}.lock").exists()
@@ -109,12 +116,12 @@ async def test_35_where_locks_do_nothing_both_download(world: World, monkeypatch
     monkeypatch.setattr(filelock.FileLock, "acquire", lambda self, *_, **__: None)
     commit = world.fake.repo().commit({"p": Lfs(LARGE)})
     world.fake.fault("cdn", "p", *[Fault(hold=True)] * 2)
-    process = child(world, "p", "no locks")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.load)
-        await wait_for(lambda: world.fake.asked("cdn") == ["cdn p"] * 2)
-        world.fake.release()
-        assert (await ended(process)).read_bytes() == LARGE
+    with child(world, "p", "no locks") as process:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.load)
+            await wait_for(lambda: world.fake.asked("cdn") == ["cdn p"] * 2)
+            world.fake.release()
+            assert (await ended(process)).read_bytes() == LARGE
     assert world.told() == [("info", "fetched"), ("dl", "p", len(LARGE))]
     assert world.pointer(commit, "p").read_bytes() == LARGE
     assert world.blobs() == [sha256(LARGE)]
@@ -124,17 +131,10 @@ async def test_35_where_locks_do_nothing_both_download(world: World, monkeypatch
 async def _cancelled_load(world: World, how: str, loaded: int) -> None:
     """A load that is cancelled after `loaded` bytes are on the disk."""
 
-    async def started() -> None:
-        def there() -> bool:
-            found = list((world.root / "blobs").glob("*.incomplete")) if (world.root / "blobs").is_dir() else []
-            return bool(found) and found[0].stat().st_size >= loaded
-
-        await wait_for(there)
-
     async with world.client() as hub:
         if how == "native" and hub._home.__class__.__name__ == "Direct":
             task = asyncio.ensure_future(hub.download("org/m"))
-            await started()
+            await wait_for(lambda: world.written() >= loaded)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -142,7 +142,7 @@ async def _cancelled_load(world: World, how: str, loaded: int) -> None:
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hub.download, "org/m")
-            await started()
+            await wait_for(lambda: world.written() >= loaded)
             began = time.monotonic()
             tasks.cancel_scope.cancel()
         assert time.monotonic() - began < 1
@@ -212,14 +212,10 @@ async def test_36_a_deadline_ends_a_download_in_time(world: World) -> None:
 async def test_a_killed_process_leaves_what_is_resumed_or_swept(world: World, mebibytes: int) -> None:
     world.fake.repo().commit({"p": Lfs(BIG)})
     world.fake.fault("cdn", "p", Fault(stall=mebibytes * MIB + 500))
-    process = child(world, "p")
-
-    def written() -> bool:
-        return any((world.cache / name).stat().st_size >= (mebibytes - 1) * MIB for name in world.leftovers())
-
-    await wait_for(written)
-    process.send_signal(signal.SIGKILL)
-    await ended(process)
+    with child(world, "p") as process:
+        await wait_for(lambda: world.written() >= (mebibytes - 1) * MIB)
+        process.send_signal(signal.SIGKILL)
+        await anyio.to_thread.run_sync(process.wait)
     (left,) = world.leftovers()
     # Young partial files may still have a writer: they are let alone for a minute.
     young = (world.cache / left).read_bytes()
