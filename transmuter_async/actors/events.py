@@ -16,6 +16,7 @@ from transmuter_async.compiler import (
     BreakDone,
     BreakFailed,
     BreakStarted,
+    CacheAdvice,
     CacheEvict,
     CacheHit,
     CacheMiss,
@@ -118,6 +119,12 @@ class Observer:
                 self._telemetry.emit(
                     "transmuter.cache.evict", {"count": 1}, {**self._placed(fact), "cache_size": fact.cache_size}
                 )
+        elif isinstance(fact, CacheAdvice):
+            if self._telemetry.wants("transmuter.cache.advice"):
+                advice = {"position": fact.position, "axis": fact.axis, "advice": fact.advice}
+                self._telemetry.emit(
+                    "transmuter.cache.advice", {"count": fact.count}, {**self._facts, **self._where(), **advice}
+                )
         elif isinstance(fact, (BreakStarted, BreakDone, BreakFailed)):
             self._broke(fact)
         elif isinstance(fact, (DiskRejected, DiskFailed, DiskEvicted)):
@@ -182,8 +189,9 @@ class Observer:
         return self._telemetry.span(name, facts, parent=parent, call=self.call)
 
     def _placed(self, fact: CacheHit | CacheMiss | CacheEvict) -> dict[str, Any]:
-        placed = {**self._facts, "position": fact.position, "shapes": list(fact.shapes)}
-        if self.call is not None:
-            placed["call"] = self.call
-            placed["parent"] = self._breaks[-1].id if self._breaks else self.parent
-        return placed
+        return {**self._facts, **self._where(), "position": fact.position, "shapes": list(fact.shapes)}
+
+    def _where(self) -> dict[str, Any]:
+        if self.call is None:
+            return {}
+        return {"call": self.call, "parent": self._breaks[-1].id if self._breaks else self.parent}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching
+from transmuter_async.compiler.advice import Difference, Why, why
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, explain
@@ -18,6 +19,7 @@ from transmuter_async.compiler.facts import (
     BreakDone,
     BreakFailed,
     BreakStarted,
+    CacheAdvice,
     CacheEvict,
     CacheHit,
     CacheMiss,
@@ -47,6 +49,7 @@ __all__ = [
     "BreakDone",
     "BreakFailed",
     "BreakStarted",
+    "CacheAdvice",
     "CacheEvict",
     "CacheHit",
     "CacheMiss",
@@ -55,6 +58,7 @@ __all__ = [
     "DiskEvicted",
     "DiskFailed",
     "DiskRejected",
+    "Difference",
     "Execution",
     "Explanation",
     "Fact",
@@ -72,6 +76,7 @@ __all__ = [
     "SegmentStarted",
     "Shapes",
     "Spec",
+    "Why",
     "describe_type",
     "explain",
     "pinned",
@@ -79,4 +84,5 @@ __all__ = [
     "take_inputs",
     "to_jax",
     "unobserved",
+    "why",
 ]

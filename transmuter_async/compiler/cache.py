@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transmuter_async.compiler.advice import Advisor
 from transmuter_async.compiler.facts import CacheEvict, Observe
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
 
@@ -59,6 +60,7 @@ class SegmentCache:
     def __init__(self, cache_size: int) -> None:
         self.cache_size = cache_size
         self._positions: dict[tuple[Any, ...], _Position] = {}
+        self.advisor = Advisor()
         self._kept: dict[Layout, dict[tuple[Any, ...], Segment]] = {}
 
     def kept(self, values: Mapping[str, Any]) -> Segment | None:

@@ -235,8 +235,10 @@ class Execution:
 
 
 def _breaks_here(frame: _Frame) -> bool:
-    """A host-only node that meets a run-time value starts no segment of its own."""
+    """A host-only node that meets a run-time value starts no segment of its own, nor does a forced break."""
     index = frame.index
+    if index in frame.prepared.options.force_breaks:
+        return True
     if index not in frame.prepared.host_only:
         return False
     return any(name in frame.values and name not in frame.known for name in frame.prepared.nodes[index].inputs)
@@ -255,6 +257,9 @@ def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: O
     )
     cache.count(place, hit=False)
     observe(CacheMiss(job.position, job.shapes))
+    advice = cache.advisor.missed(prepared, place, job.position, job.shapes)
+    if advice is not None:
+        observe(advice)
     frame.missed = True
     return Missing(job)
 

@@ -14,6 +14,7 @@ __all__ = [
     "BreakDone",
     "BreakFailed",
     "BreakStarted",
+    "CacheAdvice",
     "CacheEvict",
     "CacheHit",
     "CacheMiss",
@@ -56,6 +57,16 @@ class CacheEvict:
     position: int
     shapes: Shapes
     cache_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAdvice:
+    """A position keeps missing on one axis: `advice` is the line to paste; once for each axis."""
+
+    position: int
+    axis: str
+    count: int
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,7 @@ Fact = (
     CacheHit
     | CacheMiss
     | CacheEvict
+    | CacheAdvice
     | SegmentStarted
     | SegmentReady
     | SegmentFailed

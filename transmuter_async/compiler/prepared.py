@@ -30,6 +30,11 @@ class Prepared(PreparedGraph):
         """
         return take_inputs(self.graph.inputs, inputs, copy=copy, outputs=self.outputs)
 
+    def admitted(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What the graph would see of a call's inputs: checked, and padded where buckets ask for it. For `why`."""
+        values = self.take_inputs(inputs, copy=False)
+        return values if self.padding is None else self.padding.pad(values)[0]
+
     def start(self, inputs: Mapping[str, Any], *, seed: int, device: bool) -> Execution:
         """A call of inputs from `take_inputs`.
 
