@@ -59,7 +59,7 @@ class Actor:
         self._failure: BaseException | None = None
         self._fatal: BaseException | None = None
         self._drain = False
-        self.ready: Reply[None] = Reply()
+        self.ready: Reply[None] = Reply(self.loop)
         self._scope = anyio.CancelScope()
         self._signal = anyio.Event()
         self._stopped = anyio.Event()

@@ -134,7 +134,7 @@ class Compiled:
             try:
                 if unfit is not None:
                     raise unfit
-                reply: Reply[Outputs] = Reply()
+                reply: Reply[Outputs] = Reply(actor.loop)
                 call = self._call(inputs, reply, span, device, seed, timeout)
                 del inputs
                 actor.submit(call, nowait=nowait)

@@ -212,7 +212,7 @@ class ModelActor(Actor):
         """As `Threads.run`, but the end of the actor answers it."""
         if threads is None:
             raise self.stopped_error()
-        reply: Reply[T] = Reply()
+        reply: Reply[T] = Reply(self.loop)
         generation = self._generation
         self._asks.add(reply)
         try:
@@ -525,7 +525,7 @@ class ModelActor(Actor):
             parent=self._span if keep else None,
             extra=None if keep else {"background": True},
         )
-        reply: Reply[Segment] = Reply()
+        reply: Reply[Segment] = Reply(self.loop)
         compile = self._compile(job, observer, wide=not keep, keep=keep)
         compile.replies.append(reply)
         self._asks.add(reply)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-import anyio
+from transmuter_async.bridge import Loop
 
 __all__ = ["AnyReply", "Reply", "ThreadReply", "again"]
 
@@ -27,12 +27,13 @@ class AnyReply(Protocol):
 
 
 class Reply(Generic[T]):
-    """A slot for a task of the same loop."""
+    """A slot for one task of the loop."""
 
-    __slots__ = ("_error", "_event", "_value", "done")
+    __slots__ = ("_error", "_event", "_value", "done", "wait_filled")
 
-    def __init__(self) -> None:
-        self._event = anyio.Event()
+    def __init__(self, loop: Loop) -> None:
+        self._event = loop.signal()
+        self.wait_filled = self._event.wait  # until there is something to `take`; one frame less than a method
         self._value: Any = None
         self._error: BaseException | None = None
         self.done = False
@@ -44,10 +45,6 @@ class Reply(Generic[T]):
             self._value = value
             self._error = error
             self._event.set()
-
-    async def wait_filled(self) -> None:
-        """Wait until there is something to `take`."""
-        await self._event.wait()
 
     async def wait(self) -> T:
         """The value, or raises the error."""

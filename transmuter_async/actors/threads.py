@@ -80,7 +80,7 @@ class Threads:
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """`await` the result of `work(*arguments)`. A cancelled caller leaves at once; the work then ends unheard."""
-        reply: Reply[T] = Reply()
+        reply: Reply[T] = Reply(self._loop)
         self.submit(work, *arguments, done=reply.settle)
         return await reply.wait()
 
