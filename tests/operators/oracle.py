@@ -116,6 +116,10 @@ class Bench:
     def absorb(self, alarm: Any) -> None:
         pass
 
+    def refuse(self, bad: Any, message: str) -> None:
+        if not isinstance(bad, jax.Array) and np.any(bad):
+            raise self.error(message)
+
     def error(self, message: str) -> Exception:
         return OperatorError(message, node="one", operator=self.node.operator)
 

@@ -137,7 +137,7 @@ def _mixture(
         return jax.tree.map(lambda leaf: leaf[index], arrays)
 
     tokens, width, count = x.shape[0], fc2.weights.shape[1], fc1.weights.shape[0]
-    flat = [leaf for leaf in jax.tree.leaves(arrays)]
+    flat = jax.tree.leaves(arrays)
     if is_host(x, chosen, *flat):
         result = np.zeros((tokens, width), x.dtype)
         for index in np.unique(chosen):
@@ -292,7 +292,9 @@ def q_mo_e_1(
             "use_sparse_mixer, swiglu_limit_after_activation and weights_prepacked=1 exist in CUDA kernels only"
         )
     x = _rows(input, router_probs)
-    chosen, shares = _route(router_probs, router_weights, k, normalize_routing_weights if router_weights is not None else 1)
+    chosen, shares = _route(
+        router_probs, router_weights, k, normalize_routing_weights if router_weights is not None else 1
+    )
     bits = expert_weight_bits
     fc3 = None
     if fc3_experts_weights is not None:

@@ -208,20 +208,11 @@ def label_encoder_2(
     values_strings: tuple[str, ...] | None = None,
     context: Context,
 ) -> Any:
-    """Keys to values, both of any of three types."""
-    return label_encoder_4(
-        X,
-        default_float=default_float,
-        default_int64=default_int64,
-        default_string=default_string,
-        keys_floats=keys_floats,
-        keys_int64s=keys_int64s,
-        keys_strings=keys_strings,
-        values_floats=values_floats,
-        values_int64s=values_int64s,
-        values_strings=values_strings,
-        context=context,
-    )
+    """Keys to values, both of any of three types. NaN is equal to nothing until version 4, as in onnxruntime."""
+    keys = _one_list("keys", None, keys_floats, keys_int64s, keys_strings)
+    values = _one_list("values", None, values_floats, values_int64s, values_strings)
+    default = {"O": default_string, "f": np.float32(default_float), "i": np.int64(default_int64)}[values.dtype.kind]
+    return _encode(X, keys, values, default, False, context)
 
 
 @operator("LabelEncoder", since_version=4, domain=ML)
@@ -246,19 +237,23 @@ def label_encoder_4(
     """Keys to values. NaN is equal to NaN here; of equal keys the first one counts, as in onnxruntime."""
     keys = _one_list("keys", keys_tensor, keys_floats, keys_int64s, keys_strings)
     values = _one_list("values", values_tensor, values_floats, values_int64s, values_strings)
-    if len(keys) != len(values):
-        raise ValueError(f"{len(keys)} keys, but {len(values)} values")
     if default_tensor is not None:
         default: Any = default_tensor.reshape(-1)[0]
     elif values.dtype == object:
         default = default_string
     else:
         default = values.dtype.type(default_float if values.dtype.kind == "f" else default_int64)
+    return _encode(X, keys, values, default, True, context)
+
+
+def _encode(X: Any, keys: np.ndarray, values: np.ndarray, default: Any, match_nan: bool, context: Context) -> Any:
+    if len(keys) != len(values):
+        raise ValueError(f"{len(keys)} keys, but {len(values)} values")
     if keys.dtype == object:
         return _look_up(X, keys.tolist()[::-1], values[::-1], default)
     if values.dtype == object:
         X = context.needs(X, 0, "its values, because they become strings")
-    return _look_up_numbers(X, keys.astype(X.dtype), values, default)
+    return _look_up_numbers(X, keys.astype(X.dtype), values, default, match_nan)
 
 
 def _one_list(
@@ -276,11 +271,11 @@ def _one_list(
     raise ValueError(f"no {what} are given")
 
 
-def _look_up_numbers(X: Any, keys: np.ndarray, values: np.ndarray, default: Any) -> Any:
+def _look_up_numbers(X: Any, keys: np.ndarray, values: np.ndarray, default: Any, match_nan: bool = False) -> Any:
     """As `_look_up` for numbers, in both forms: a binary search in the sorted keys. The first of equal keys counts."""
     np_ = xp(X)
     not_a_number = np.isnan(keys) if keys.dtype.kind == "f" else np.zeros(len(keys), bool)
-    for_nan = values[not_a_number][0] if not_a_number.any() else default
+    for_nan = values[not_a_number][0] if match_nan and not_a_number.any() else default
     sorted_keys, first = np.unique(keys[~not_a_number], return_index=True)
     table = np.concatenate([values[~not_a_number][first], np.asarray([default, for_nan], dtype=values.dtype)])
     missing = len(sorted_keys)
@@ -340,7 +335,7 @@ def one_hot_encoder_1(
     if not zeros:
         places, valid = context.bounded(places, len(categories), input="X", axis=None)
     np_ = xp(places)
-    hot = (places[..., None] == np.arange(len(categories))).astype(np.float32)
+    hot = (places[..., None] == np.arange(len(categories), dtype=places.dtype)).astype(np.float32)
     return hot if valid is None else context.fill_invalid(hot, np_.expand_dims(valid, -1))
 
 

@@ -196,7 +196,7 @@ def svm_classifier_1(
         scores = _coupled(np_.clip(chance, np.float32(1e-7), np.float32(1 - 1e-7)), pairs, classes)
         return label, transformed(scores, post_transform)
     if classes == 2:
-        return label, second_class(margins, "PROBIT" if post_transform == "PROBIT" else "NONE", post_transform == "NONE")
+        return label, second_class(margins, post_transform, mixed=post_transform in ("NONE", "LOGISTIC"))
     return label, transformed(margins, post_transform)
 
 

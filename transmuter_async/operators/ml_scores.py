@@ -25,9 +25,7 @@ def as_rows(value: Any, dtype: Any = np.float32) -> Any:
     return np_.reshape(value, (rows, features)).astype(dtype)
 
 
-def labels_of(
-    index: Any, strings: tuple[str, ...] | None, integers: tuple[int, ...] | None, context: Context
-) -> Any:
+def labels_of(index: Any, strings: tuple[str, ...] | None, integers: tuple[int, ...] | None, context: Context) -> Any:
     """The class labels at `index`. Strings exist on the host only: a traced `index` then needs its value."""
     if strings:
         rows = context.needs(index, 0, "the class of each row, because the labels are strings")
@@ -69,7 +67,7 @@ def _softmax_zero(scores: Any, np_: ModuleType) -> Any:
     if scores.shape[-1] == 0:
         return scores
     top = scores.max(-1, keepdims=True)
-    live = np_.abs(scores) > np.float32(0.0000001)
+    live = np_.abs(scores) > scores.dtype.type(0.0000001)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         powers = np_.where(live, np_.exp(scores - top), np_.zeros_like(scores))
         total = powers.sum(-1, keepdims=True)

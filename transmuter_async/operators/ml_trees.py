@@ -510,7 +510,8 @@ def tree_ensemble_5(
     """`(rows, targets)` in the dtype of X; float16 is compared and summed in float32.
 
     Inner nodes and leaves are apart; a single leaf is a node whose both ways are that leaf. BRANCH_MEMBER nodes take
-    their sets from `membership_values` in order, each ended by a NaN.
+    their sets from `membership_values` in order, each ended by a NaN. `post_transform` counts as the standard's text does
+    (1 is SOFTMAX, 2 is LOGISTIC); onnxruntime has these two the other way round.
     """
     if not 0 <= aggregate_function < len(AGGREGATES) or not 0 <= post_transform < len(TRANSFORMS_5):
         raise ValueError(f"aggregate_function {aggregate_function} or post_transform {post_transform} is unknown")
