@@ -32,10 +32,12 @@ def onnxruntime_outputs(
     outputs: int = 1,
     constant: Sequence[int] = (),
     types: dict[int, Any] | None = None,
+    shared: dict[int, int] | None = None,
 ) -> list[Any]:
     """What onnxruntime's CPU kernel answers.
 
     Inputs at `constant` are given as initializers. `types`: dtypes of outputs that onnxruntime can't infer.
+    `shared`: outputs by the input whose buffer they have to share.
     """
     versions = OPSETS | ({} if opset is None else {domain: opset})
     names = [f"i{k}" if value is not None else "" for k, value in enumerate(inputs)]
@@ -73,6 +75,22 @@ def onnxruntime_outputs(
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    if shared:
+        binding = session.io_binding()
+        buffers = {k: onnxruntime.OrtValue.ortvalue_from_numpy(feeds[f"i{k}"]) for k in shared}
+        for name, value in feeds.items():
+            if int(name[1:]) in shared:
+                binding.bind_ortvalue_input(name, buffers[int(name[1:])])
+            else:
+                binding.bind_cpu_input(name, value)
+        sources = {output: source for source, output in shared.items()}
+        for k, name in enumerate(results):
+            if k in sources:
+                binding.bind_ortvalue_output(name, buffers[sources[k]])
+            else:
+                binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        return [value.numpy() for value in binding.get_outputs()]
     return list(session.run(None, feeds))
 
 
@@ -101,7 +119,9 @@ class Bench:
         limit = size if inclusive else size - 1
         if np_ is np and ((indices < 0) | (indices > limit)).any():
             raise self.error(f"{input} is out of range")
-        return np_.clip(indices, 0, np_.maximum(limit, 0)).astype(np.int64), None
+        # As the compiler's: int64 on the host, int32 in a program.
+        dtype = np.int64 if np_ is np else np.int32
+        return np_.clip(indices, 0, np_.maximum(limit, 0)).astype(dtype), None
 
     def fill_invalid(self, result: Any, valid: Any) -> Any:
         assert valid is None
@@ -216,47 +236,3 @@ def agree(ours: Any, theirs: Any, *, rtol: float = 0.0, atol: float = 0.0, what:
         assert difference.max(initial=0) <= atol, f"{what}: off by {difference.max()}"
     else:
         np.testing.assert_array_equal(ours, theirs, err_msg=what)
-
-
-def compare(
-    op: str,
-    inputs: Sequence[Any],
-    attributes: dict[str, Any] | None = None,
-    *,
-    domain: str = MICROSOFT,
-    opset: int | None = None,
-    outputs: int = 1,
-    constant: Sequence[int] = (),
-    static: Sequence[int] = (),
-    traced: bool = True,
-    skip: Sequence[int] = (),
-    rtol: float = 0.0,
-    atol: float = 0.0,
-    expected: Sequence[Any] | None = None,
-    types: dict[int, Any] | None = None,
-) -> tuple[Any, ...]:
-    """Both of our forms against onnxruntime, or against `expected`; outputs at `skip` are not looked at."""
-    attributes = attributes or {}
-    if expected is None:
-        expected = onnxruntime_outputs(
-            op, inputs, attributes, domain=domain, opset=opset, outputs=outputs, constant=constant, types=types
-        )
-    ways: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
-        ("host", lambda: host_outputs(op, inputs, attributes, domain=domain, opset=opset, outputs=outputs))
-    ]
-    if traced:
-        ways.append(
-            (
-                "traced",
-                lambda: traced_outputs(
-                    op, inputs, attributes, domain=domain, opset=opset, outputs=outputs, static=static
-                ),
-            )
-        )
-    for way, run in ways:
-        results = run()
-        assert len(results) >= len(expected), f"{op} {way}: {len(results)} outputs for {len(expected)}"
-        for k, (one, other) in enumerate(zip(results, expected, strict=False)):
-            if k not in skip:
-                agree(one, other, rtol=rtol, atol=atol, what=f"{op} output {k}, {way}")
-    return results

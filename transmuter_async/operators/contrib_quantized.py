@@ -31,7 +31,9 @@ MICROSOFT = "com.microsoft"
 
 
 @operator("QuantizeLinear", since_version=1, domain=MICROSOFT)
-def quantize_linear_1(x: Any, y_scale: Any, y_zero_point: Any = None, /, *, axis: int | None = None, context: Context) -> Any:
+def quantize_linear_1(
+    x: Any, y_scale: Any, y_zero_point: Any = None, /, *, axis: int | None = None, context: Context
+) -> Any:
     """The standard's QuantizeLinear, from before it knew 16 and 4 bits. Without `axis` one scale is for the whole tensor."""
     if axis is None:
         y_scale = _one(y_scale, "y_scale", context)
@@ -251,9 +253,9 @@ def q_embed_layer_normalization_1(
     beta_scale: Any,
     word_embedding_zero_point: Any,
     position_embedding_zero_point: Any,
-    segment_embedding_zero_point: Any = None,
-    gamma_zero_point: Any = None,
-    beta_zero_point: Any = None,
+    segment_embedding_zero_point: Any,
+    gamma_zero_point: Any,
+    beta_zero_point: Any,
     /,
     *,
     epsilon: float = 9.999999960041972e-13,
@@ -306,6 +308,7 @@ def dynamic_quantize_lstm_1(
     direction: str = "forward",
     hidden_size: int | None = None,
     input_forget: int = 0,
+    context: Context,
 ) -> tuple[Any, Any, Any]:
     """LSTM with 8-bit weights `(directions, inputs, 4 * hidden)`.
 
@@ -320,7 +323,7 @@ def dynamic_quantize_lstm_1(
     m = xp(X, W, R, W_scale, R_scale)
     w, w_by = _gate_weights(W, W_scale, W_zero_point)
     r, r_by = _gate_weights(R, R_scale, R_zero_point)
-    lengths, order = row_lengths(sequence_lens, time, batch)
+    lengths, order = row_lengths(sequence_lens, time, batch, context)
     levels, scale = _levels(X.reshape(1, -1))
     flat = levels.reshape(time * batch, X.shape[2])
     each = [m.matmul(flat, w[d]) * (scale.reshape(()) * w_by[d]) for d in range(directions)]

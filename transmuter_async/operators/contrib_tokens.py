@@ -183,9 +183,7 @@ def n_gram_repeat_block_1(input_ids: Any, scores: Any, /, *, ngram_size: int) ->
     return m.asarray(scores).at[rows, banned].min(value)
 
 
-def _hashes(
-    shifted: list[Any], multipliers: Any, vocab_sizes: Any, offsets: Any, heads: int, dtype: Any
-) -> Any:
+def _hashes(shifted: list[Any], multipliers: Any, vocab_sizes: Any, offsets: Any, heads: int, dtype: Any) -> Any:
     """`(..., orders * heads)` out of the ids `0 .. n - 1` positions back."""
     m = xp(*shifted, multipliers, vocab_sizes)
     with np.errstate(over="ignore"):
@@ -201,11 +199,10 @@ def _hashes(
         return (result if offsets is None else result + offsets).astype(dtype)
 
 
-def _check_sizes(max_ngram_size: int, vocab_sizes: Any) -> None:
+def _check_sizes(max_ngram_size: int, vocab_sizes: Any, context: Context) -> None:
     if max_ngram_size < 2:
         raise ValueError(f"max_ngram_size is {max_ngram_size}, but has to be at least 2")
-    if is_host(vocab_sizes) and (np.asarray(vocab_sizes) <= 0).any():
-        raise ValueError("vocab_sizes have to be positive")
+    context.refuse(vocab_sizes <= 0, "vocab_sizes have to be positive")
 
 
 def _cut(ids: Any, position: Any, limit: Any, fill: Any) -> Any:
@@ -234,13 +231,14 @@ def n_gram_hash_mapping_1(
     n_head_per_ngram: int,
     pad_id: int,
     reset_on_eos: int = 0,
+    context: Context,
 ) -> tuple[Any, Any]:
     """Hashes of the n-grams that end at each token, for n from 2 on, and the ids to carry into the next call.
 
     What lies before the beginning, before an end-of-sequence token (`reset_on_eos`), or in another segment is the
     end-of-sequence id, or `pad_id` where there is none.
     """
-    _check_sizes(max_ngram_size, vocab_sizes)
+    _check_sizes(max_ngram_size, vocab_sizes, context)
     m = xp(input_ids, multipliers, vocab_sizes, past_ids, eos_token_id, segment_ids)
     dtype = input_ids.dtype
     batch, length = input_ids.shape
@@ -255,11 +253,12 @@ def n_gram_hash_mapping_1(
         after = m.where(both == fill, np.arange(back + length) + 1, 0)
         limit = m.maximum(limit, _running_maximum(after, 1)[:, back - 1 : back + length - 1])
     if segment_ids is not None and length:
-        changed = m.concatenate(
-            [m.zeros((batch, 1), bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
-        )
+        changed = m.concatenate([m.zeros((batch, 1), bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
         limit = m.maximum(limit, _running_maximum(m.where(changed, now, 0), 1))
-    shifted = [_cut(both[:, back - n : back - n + length], now - n, limit, fill) if n else input_ids for n in range(max_ngram_size)]
+    shifted = [
+        _cut(both[:, back - n : back - n + length], now - n, limit, fill) if n else input_ids
+        for n in range(max_ngram_size)
+    ]
     hashes = _hashes(shifted, multipliers, vocab_sizes, head_offsets, n_head_per_ngram, dtype)
     return hashes, both[:, length:]
 
@@ -286,7 +285,7 @@ def varlen_n_gram_hash_mapping_1(
     context: Context,
 ) -> tuple[Any, Any, Any, Any]:
     """NGramHashMapping over packed tokens of several requests: hashes, ids and segments to carry on, states captured."""
-    _check_sizes(max_ngram_size, vocab_sizes)
+    _check_sizes(max_ngram_size, vocab_sizes, context)
     m = xp(input_ids, multipliers, vocab_sizes, cumulative_sequence_length, past_ids, eos_token_id, segment_ids)
     dtype, tokens, back = input_ids.dtype, input_ids.shape[0], max_ngram_size - 1
     edges = cumulative_sequence_length.astype(np.int64)

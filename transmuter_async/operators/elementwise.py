@@ -192,14 +192,14 @@ def mul_1(A, B, /, *, axis=None, broadcast=0, consumed_inputs=None):
     return mul_6(A, B, axis=axis, broadcast=broadcast)
 
 
-def _refuse_zero(context: Context, divisor: Any) -> None:
-    """Raise for an integer divisor of zero that is known: there is no integer that could stand for the result."""
-    if is_host(divisor) and divisor.size and not np.all(divisor):
-        raise context.error("integer division by zero; give a divisor without zeros")
+def _refuse_zero(context: Context, dividend: Any, divisor: Any) -> None:
+    """Raise for an integer divisor of zero: there is no integer that could stand for the result."""
+    if dividend.size and divisor.size:
+        context.refuse(divisor == 0, "integer division by zero; give a divisor without zeros")
 
 
 def truncating_divide(dividend: Any, divisor: Any) -> Any:
-    """Integer division rounded toward zero, broadcasting; a traced zero divisor gives -1 (unsigned: the maximum)."""
+    """Integer division rounded toward zero, broadcasting. Zeros among the divisors are for the caller to refuse."""
     if not is_host(dividend, divisor):
         return lax.div(*jnp.broadcast_arrays(dividend, divisor))
     quotient = np.floor_divide(dividend, divisor)
@@ -213,11 +213,11 @@ def truncating_divide(dividend: Any, divisor: Any) -> Any:
 def div_7(A, B, /, *, context: Context):
     """A / B; integers are rounded toward zero (version 14 of the standard says it; onnxruntime did so before).
 
-    A known integer zero in `B` raises, as in onnxruntime. Where `B` is computed on the device it gives -1 (unsigned: the
-    maximum); the standard leaves it open.
+    An integer zero in `B` raises, as in onnxruntime, also where `B` is computed on the device: then when the program has
+    run. The standard leaves it open.
     """
     if is_integer(A.dtype):
-        _refuse_zero(context, B)
+        _refuse_zero(context, A, B)
         return truncating_divide(A, B)
     return xp(A, B).divide(A, B)
 
@@ -237,11 +237,11 @@ def mod_10(A, B, /, *, fmod=0, context: Context):
     """Remainder: `fmod=0` has the divisor's sign (Python's %), `fmod=1` the dividend's (C's fmod).
 
     Floats with `fmod=0` entered with version 28 and are computed at every version. There ±0 gets the divisor's sign and an
-    infinite divisor of the other sign is itself the result. A known integer zero in `B` raises, as in onnxruntime.
+    infinite divisor of the other sign is itself the result. An integer zero in `B` raises, as in Div.
     """
     module = xp(A, B)
     if is_integer(A.dtype):
-        _refuse_zero(context, B)
+        _refuse_zero(context, A, B)
         return module.fmod(A, B) if fmod else module.mod(A, B)
     a, b = widen(A), widen(B)
     remainder = module.fmod(a, b) if is_host(A, B) else lax.rem(*jnp.broadcast_arrays(a, b))

@@ -180,6 +180,9 @@ def dropout_12(data, ratio=None, training_mode=None, /, *, seed=None, n_outputs=
     share = np.asarray(0.5, np.float32) if ratio is None else widen(ratio.reshape(()))
     if is_host(share) and not 0 <= float(share) < 1:
         raise context.error(f"ratio is {float(share)}; it must be in [0, 1)")
+    if not is_host(share):
+        outside = ~((share >= 0) & (share < 1))
+        context.refuse(outside & jnp.asarray(training_mode).reshape(()), "ratio is outside of [0, 1)")
     output, mask = _dropped(data, share, seed, context)
     if not is_host(training_mode):
         training = training_mode.reshape(())

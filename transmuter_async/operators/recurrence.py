@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from transmuter_async.operators.context import Context
 from transmuter_async.operators.numeric import narrow, sigmoid, widen
 from transmuter_async.operators.registry import is_host, xp
 
@@ -102,7 +103,7 @@ def gate_functions(
         for i in range(2):
             if pair[i] is not None and left[i]:
                 pair[i] = left[i].pop(0)
-        if name.lower() == "scaledtanh" and math.nan in pair:
+        if name.lower() == "scaledtanh" and any(value is math.nan for value in pair):
             raise ValueError("ScaledTanh has no default; give it activation_alpha and activation_beta")
         chosen.append((name.lower(), pair[0], pair[1]))
     count = len(defaults)
@@ -165,18 +166,20 @@ def _reorder(sequence: Any, order: Any) -> Any:
     return jnp.take_along_axis(jnp.asarray(sequence), jnp.asarray(index), axis=0, mode="clip")
 
 
-def row_lengths(sequence_lens: Any, time: int, batch: int) -> tuple[Any, Any]:
-    """(lengths, order): None where all rows are full; else lengths (batch,) and the reversing index (time, batch)."""
+def row_lengths(sequence_lens: Any, time: int, batch: int, context: Context) -> tuple[Any, Any]:
+    """(lengths, order): None where all rows are full; else lengths (batch,) and the reversing index (time, batch).
+
+    A length outside of [0, time] raises.
+    """
     if sequence_lens is None:
         return None, None
     if tuple(sequence_lens.shape) != (batch,):
         raise ValueError(f"sequence_lens has shape {sequence_lens.shape}, expected ({batch},)")
     m = xp(sequence_lens)
-    if m is np:
-        if (sequence_lens < 0).any() or (sequence_lens > time).any():
-            raise ValueError(f"sequence_lens {sequence_lens} are outside of [0, {time}]")
-        if (sequence_lens == time).all():
-            return None, None
+    known = f" {sequence_lens}" if m is np else ""
+    context.refuse((sequence_lens < 0) | (sequence_lens > time), f"sequence_lens{known} are outside of [0, {time}]")
+    if m is np and (sequence_lens == time).all():
+        return None, None
     lengths = m.clip(sequence_lens, 0, time).astype(np.int32)
     steps = m.arange(time, dtype=np.int32)[:, None]
     return lengths, m.where(steps < lengths, lengths - 1 - steps, steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transmuter_async.operators.context import Context
 from transmuter_async.operators.numeric import widen
 from transmuter_async.operators.recurrence import (
     clipper,
@@ -39,6 +40,7 @@ def rnn_1(
     direction: str = "forward",
     hidden_size: int | None = None,
     output_sequence: int = 0,
+    context: Context,
 ) -> tuple[Any, Any]:
     """Until version 7 `output_sequence` tells whether Y is wanted; it is computed either way."""
     return rnn_14(
@@ -54,6 +56,7 @@ def rnn_1(
         clip=clip,
         direction=direction,
         hidden_size=hidden_size,
+        context=context,
     )
 
 
@@ -73,6 +76,7 @@ def rnn_7(
     clip: float | None = None,
     direction: str = "forward",
     hidden_size: int | None = None,
+    context: Context,
 ) -> tuple[Any, Any]:
     """Until version 14 there is no `layout`."""
     return rnn_14(
@@ -88,6 +92,7 @@ def rnn_7(
         clip=clip,
         direction=direction,
         hidden_size=hidden_size,
+        context=context,
     )
 
 
@@ -108,11 +113,12 @@ def rnn_14(
     direction: str = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
+    context: Context,
 ) -> tuple[Any, Any]:
     """H = f(X W^T + H R^T + Wb + Rb). Y is zero after a row's end, Y_h is the state at its own last step."""
     x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 1)
     directions = len(backwards)
-    lengths, order = row_lengths(sequence_lens, x.shape[0], batch)
+    lengths, order = row_lengths(sequence_lens, x.shape[0], batch, context)
     bias = None if B is None else widen(B)[:, :hidden] + widen(B)[:, hidden:]
     projected = project(x, W, bias, backwards, order)
     (activate,) = gate_functions(activations, activation_alpha, activation_beta, ("Tanh",), directions)
@@ -147,6 +153,7 @@ def gru_1(
     direction: str = "foward",
     hidden_size: int | None = None,
     output_sequence: int = 0,
+    context: Context,
 ) -> tuple[Any, Any]:
     """Until version 3 there is no `linear_before_reset`. The default of `direction` is misspelt in the standard."""
     return gru_14(
@@ -162,6 +169,7 @@ def gru_1(
         clip=clip,
         direction=direction,
         hidden_size=hidden_size,
+        context=context,
     )
 
 
@@ -183,6 +191,7 @@ def gru_3(
     hidden_size: int | None = None,
     linear_before_reset: int = 0,
     output_sequence: int = 0,
+    context: Context,
 ) -> tuple[Any, Any]:
     """Until version 7 `output_sequence` tells whether Y is wanted; it is computed either way."""
     return gru_14(
@@ -199,6 +208,7 @@ def gru_3(
         direction=direction,
         hidden_size=hidden_size,
         linear_before_reset=linear_before_reset,
+        context=context,
     )
 
 
@@ -219,6 +229,7 @@ def gru_7(
     direction: str = "forward",
     hidden_size: int | None = None,
     linear_before_reset: int = 0,
+    context: Context,
 ) -> tuple[Any, Any]:
     """Until version 14 there is no `layout`."""
     return gru_14(
@@ -235,6 +246,7 @@ def gru_7(
         direction=direction,
         hidden_size=hidden_size,
         linear_before_reset=linear_before_reset,
+        context=context,
     )
 
 
@@ -256,11 +268,12 @@ def gru_14(
     hidden_size: int | None = None,
     layout: int = 0,
     linear_before_reset: int = 0,
+    context: Context,
 ) -> tuple[Any, Any]:
     """Gates in the order z, r, h. Y is zero after a row's end, Y_h is the state at its own last step."""
     x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 3)
     directions = len(backwards)
-    lengths, order = row_lengths(sequence_lens, x.shape[0], batch)
+    lengths, order = row_lengths(sequence_lens, x.shape[0], batch, context)
     m = xp(x, W, B)
     bias, inner = None, None
     if B is not None:
@@ -317,6 +330,7 @@ def lstm_1(
     hidden_size: int | None = None,
     input_forget: int = 0,
     output_sequence: int = 0,
+    context: Context,
 ) -> tuple[Any, Any, Any]:
     """Until version 7 `output_sequence` tells whether Y is wanted; it is computed either way."""
     return lstm_14(
@@ -335,6 +349,7 @@ def lstm_1(
         direction=direction,
         hidden_size=hidden_size,
         input_forget=input_forget,
+        context=context,
     )
 
 
@@ -357,6 +372,7 @@ def lstm_7(
     direction: str = "forward",
     hidden_size: int | None = None,
     input_forget: int = 0,
+    context: Context,
 ) -> tuple[Any, Any, Any]:
     """Until version 14 there is no `layout`."""
     return lstm_14(
@@ -375,6 +391,7 @@ def lstm_7(
         direction=direction,
         hidden_size=hidden_size,
         input_forget=input_forget,
+        context=context,
     )
 
 
@@ -398,6 +415,7 @@ def lstm_14(
     hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
+    context: Context,
 ) -> tuple[Any, Any, Any]:
     """Gates in the order i, o, f, c; peepholes P in the order i, o, f, the output gate's on the new cell.
 
@@ -407,7 +425,7 @@ def lstm_14(
     """
     x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 4)
     directions = len(backwards)
-    lengths, order = row_lengths(sequence_lens, x.shape[0], batch)
+    lengths, order = row_lengths(sequence_lens, x.shape[0], batch, context)
     bias = None if B is None else widen(B)[:, : 4 * hidden] + widen(B)[:, 4 * hidden :]
     projected = project(x, W, bias, backwards, order)
     names = ("Sigmoid", "Tanh", "Tanh")
