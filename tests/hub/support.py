@@ -118,6 +118,7 @@ class World:
                     )
                 case "download.progress":
                     assert 0 <= event.measurements["bytes"] <= event.measurements["total"]
+                    assert event.metadata["span"] in open_spans
                 case _:
                     raise AssertionError(event.name)
             assert TOKEN not in repr(event)

@@ -48,10 +48,10 @@ anyio.run(main, backend=sys.argv[4])
 
 
 @contextmanager
-def child(world: World, file: str, *options: str) -> Iterator[subprocess.Popen]:
+def child(world: World, file: str, *options: str, backend: str = "asyncio") -> Iterator[subprocess.Popen]:
     """A process that loads the file with a client of its own."""
-    command = [sys.executable, "-c", CHILD, str(world.cache), world.fake.endpoint, file, "asyncio", *options]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", CHILD, str(world.cache), world.fake.endpoint, file, backend, *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             yield process
         finally:
@@ -227,6 +227,20 @@ async def test_a_killed_process_leaves_what_is_resumed_or_swept(world: World, me
     assert cdn.range == (f"bytes={len(young)}-" if mebibytes == 12 else None)
     assert sha256(found["p"].read_bytes()) == BIG.sha256
     assert world.leftovers() == []
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_36_ctrl_c_keeps_what_can_be_resumed(world: World, backend: str) -> None:
+    world.fake.repo().commit({"p": Lfs(BIG)})
+    world.fake.fault("cdn", "p", Fault(stall=12 * MIB + 500))
+    with child(world, "p", backend=backend) as process:
+        anyio.run(wait_for, lambda: world.written() >= 11 * MIB)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    assert 11 * MIB <= world.written() <= 12 * MIB + 500
+    assert anyio.run(world.load)["p"].stat().st_size == BIG.size
+    assert world.told() == [("info", "fetched"), ("dl", "p", BIG.size)]
+    assert [each.range for each in world.fake.requests if each.kind == "cdn"][1:] != [None]
 
 
 @pytest.mark.parametrize("damage", ["wrong", "too long", "too young"])

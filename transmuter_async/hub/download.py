@@ -20,6 +20,7 @@ from transmuter_async.hub.errors import (
     HubError,
     HubHTTPError,
 )
+from transmuter_async.hub.events import Progress
 from transmuter_async.hub.listing import FileInfo
 from transmuter_async.hub.load import Load
 from transmuter_async.hub.partial import Partial
@@ -38,7 +39,7 @@ _logger = logging.getLogger("transmuter_async.hub")
 class Download:
     """The download of one file. The caller holds its lock."""
 
-    def __init__(self, load: Load, commit: str, file: str, info: FileInfo) -> None:
+    def __init__(self, load: Load, commit: str, file: str, info: FileInfo, progress: Progress) -> None:
         asked = load.asked
         self._asked = replace(asked, file=file)
         self._file = file
@@ -49,7 +50,7 @@ class Download:
         self._workers = load.workers
         self._retries = Retries(load.sleep)
         self._timeout = load.environment.download_timeout
-        self._progress = load.events.progress(file)
+        self._progress = progress
         self._stated_size: int | None = None
         self._url = f"{asked.endpoint}/{asked.repo}/resolve/{commit}/{quote(file)}"
 

@@ -18,6 +18,7 @@ _PROGRESS_INTERVAL = 100_000_000  # ns: at most 10 per second and file
 class Record(Protocol):
     """What is filled in while a span is open; its stop carries it."""
 
+    id: int
     metadata: dict[str, object]
     measurements: dict[str, int | float]
 
@@ -26,6 +27,7 @@ class Record(Protocol):
 class _Unheard:
     """A span that nobody listens to."""
 
+    id: int = 0
     metadata: dict[str, object] = field(default_factory=dict)
     measurements: dict[str, int | float] = field(default_factory=dict)
 
@@ -73,15 +75,15 @@ class Events:
         """A span around a download; `measurements["bytes"]` is filled in by the caller."""
         return self._span("transmuter.hub.download", self._file(file))
 
-    def progress(self, file: str) -> Progress:
+    def progress(self, file: str, span: Record) -> Progress:
         """A callable that emits the progress of a download."""
-        return Progress(self._bus, self._file(file))
+        return Progress(self._bus, {**self._file(file), "span": span.id})
 
     def _file(self, file: str) -> dict[str, object]:
         return {"source": ("hf", self._repo, file), "revision": self._revision}
 
     def _span(self, name: str, metadata: dict[str, object]) -> AbstractContextManager[Record]:
         # Who listens is decided when the span starts; a span is told whole or not at all.
-        if any(self._bus.wants(f"{name}.{part}") for part in ("start", "stop", "exception")):
+        if any(self._bus.wants(f"{name}.{part}") for part in ("start", "stop", "exception", "progress")):
             return self._bus.span(name, metadata)
         return nullcontext(_Unheard())

@@ -177,7 +177,9 @@ class Files:
 
     async def _download(self, file: str, info: FileInfo) -> None:
         with self._load.events.download(file) as span:
-            span.measurements["bytes"] = await Download(self._load, self.listing.commit, file, info).run()
+            span.measurements["bytes"] = await Download(
+                self._load, self.listing.commit, file, info, self._load.events.progress(file, span)
+            ).run()
 
 
 def _similar(file: str, listing: Listing) -> str:
