@@ -332,6 +332,42 @@ async def test_leaving_answers_everyone_and_leaves_nothing() -> None:
         await runtime.load(affine())
 
 
+class Slow(io.BytesIO):
+    """A file whose reading waits."""
+
+    def __init__(self, data: bytes, go: threading.Event) -> None:
+        super().__init__(data)
+        self.go = go
+
+    def read(self, *size: int) -> bytes:
+        self.go.wait()
+        return super().read(*size)
+
+
+async def test_a_load_is_answered_when_the_runtime_is_left() -> None:
+    go = threading.Event()
+    answers: list[object] = []
+    async with (
+        anyio.create_task_group() as outside,
+        tm.Runtime() as runtime,
+        Recorder(runtime.telemetry, "transmuter.load") as recorder,
+    ):
+
+        async def one() -> None:
+            try:
+                await runtime.load(Slow(affine(), go))
+            except tm.ActorStopped as error:
+                answers.append(str(error))
+            finally:
+                go.set()
+
+        outside.start_soon(one)
+        while not recorder.events:
+            await anyio.lowlevel.checkpoint()
+    assert answers == ["the runtime was closed before it was loaded; enter a new one"]
+    assert not own_threads()
+
+
 async def release_later(answers: list[BaseException], held: HeldCompiler) -> None:
     """Everyone was answered before the compile ends: only then let it end."""
     while len(answers) < 3:
@@ -442,8 +478,9 @@ async def test_misuse_is_named() -> None:
             await runtime.compile(affine(), max_concurrency=0)
         with pytest.raises(ValueError, match="cache_size"):
             await runtime.compile(affine(), cache_size=0)
-        with pytest.raises(tm.InputError, match="revision"):
-            await runtime.load(affine(), revision="main")
+        for local in (affine(), "./model.onnx"):
+            with pytest.raises(tm.InputError, match="revision"):
+                await runtime.load(local, revision="main")
         with pytest.raises(tm.InputError, match="no inputs of the model"):
             await runtime.compile(affine(), static_inputs=["z"])
         with pytest.raises(tm.MisuseError, match="run_sync would block"):

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
 import anyio
 import jax
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import onnx  # for the annotation only: protobuf is the reader's business
 
 __all__ = ["DeviceMemory", "Runtime", "RuntimeStatistics"]
+
+T = TypeVar("T")
 
 _BARE_REPO = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _MODEL_FILE = re.compile(r"\.(onnx|ort|pb|bin)$", re.IGNORECASE)
@@ -116,6 +118,8 @@ class Runtime:
         self._threads: Threads | None = None
         self._memory_limit = memory_limit
         self._releasing = False
+        self._loads: set[anyio.CancelScope] = set()
+        self._loaded = anyio.Event()
         self._logs: list[logs.CompileLog] = []
 
     # Life cycle.
@@ -168,6 +172,11 @@ class Runtime:
                 actor.stop()
             for actor in list(self._actors.values()):
                 await actor.wait_stopped()
+            for scope in list(self._loads):
+                scope.cancel()
+            while self._loads:
+                self._loaded = anyio.Event()
+                await self._loaded.wait()
             if self._hub is not None and self._leaves_hub:
                 await self._hub.aclose()
             assert self._threads is not None
@@ -233,6 +242,17 @@ class Runtime:
             if prepare == "memory":
                 raise _not_yet('prepare="memory"')
             raise ValueError(f"prepare={prepare!r} is not one of 'speed', 'memory'")
+        return await self._answered(self._load(source, revision, variant, token, optimize, threads))
+
+    async def _load(
+        self,
+        source: Any,
+        revision: str | None,
+        variant: str | None,
+        token: TokenArgument,
+        optimize: bool,
+        threads: Threads,
+    ) -> Model:
         reference = await self._reference(source, revision)
         with self.telemetry.span("transmuter.load", {"source": _source(source, reference)}) as span:
             if reference is None:
@@ -256,12 +276,26 @@ class Runtime:
                 return parse_reference(source, revision=revision)
         if isinstance(source, HubFile):
             return parse_reference(source, revision=revision)
+        if revision is not None:
+            what = repr(source) if isinstance(source, (str, os.PathLike)) else f"a {type(source).__name__}"
+            raise InputError(f"revision={revision!r} was given, but {what} is no source of the Hub; leave it out")
         if isinstance(source, (str, os.PathLike)):
             assert self._threads is not None
             return await self._threads.run(_folder, source)
-        if revision is not None:
-            raise InputError(f"revision={revision!r} was given, but {type(source).__name__} is no source of the Hub")
         return None
+
+    async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
+        """`await work`, but leaving the runtime ends it."""
+        scope = anyio.CancelScope()
+        self._loads.add(scope)
+        try:
+            with scope:
+                return await work
+        finally:
+            self._loads.discard(scope)
+            if not self._loads:
+                self._loaded.set()
+        raise ActorStopped("the runtime was closed before it was loaded; enter a new one")
 
     async def _client(self) -> HubClient:
         async with self._hub_lock:
@@ -282,14 +316,16 @@ class Runtime:
     ) -> dict[str, Path]:
         """Files of a repository, on this disk and known to be right. See `HubClient.download`."""
         self._check()
-        return await (await self._client()).download(repo, files, revision=revision, token=token)
+        client = await self._client()
+        return await self._answered(client.download(repo, files, revision=revision, token=token))
 
     async def variants(
         self, repo: str | os.PathLike[str], *, revision: str = "main", token: TokenArgument = None
     ) -> tuple[Variant, ...]:
         """The ONNX files of a repository, with size and precision. See `HubClient.variants`."""
         self._check()
-        return await (await self._client()).variants(repo, revision=revision, token=token)
+        client = await self._client()
+        return await self._answered(client.variants(repo, revision=revision, token=token))
 
     # Compiling.
 
