@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compiler.support import Session, assert_right, assert_same, by_onnxruntime, graph, node, proto
-from transmuter_async.compiler import explain
+from transmuter_async.compiler import explain, pinned
 from transmuter_async.errors import BreakRefused, InputError
 
 RNG = np.random.default_rng(1)
@@ -370,3 +370,32 @@ def test_random_nodes_draw_anew_on_each_call_and_again_by_seed_on_every_tier():
     np.testing.assert_array_equal(one, again)
     assert not np.allclose(one, two)
     np.testing.assert_allclose(host({"x": x}, seed=1)["y"], one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cold_call_is_answered_on_the_host_and_tells_what_it_wants():
+    made = broken()
+    session = Session(made, cold="interpret")
+    xs = [floats(6, 3) for _ in range(2)]
+    want = [by_onnxruntime(made, {"x": x}) for x in xs]
+
+    def call(x: np.ndarray) -> tuple[dict[str, np.ndarray], object]:
+        session.facts = []
+        execution = session.prepared.start(session.prepared.take_inputs({"x": x}), seed=0, device=False)
+        with pinned():
+            step = execution.advance(session.cache, session.facts.append)
+        return step.outputs, step
+
+    tiers = []
+    for _ in range(3):
+        got, step = call(xs[0])
+        assert_same(got, want[0])
+        tiers.append((step.tier, session.told(), len(step.wanted)))
+        for job in step.wanted:  # compiled behind, swapped in for the next call
+            session.cache.put(job.run(session.facts.append), session.facts.append)
+    assert tiers == [
+        ("interpreted", ["CacheMiss"], 1),
+        ("mixed", ["CacheHit", "BreakStarted", "BreakDone", "CacheMiss"], 1),
+        ("compiled", ["CacheHit", "BreakStarted", "BreakDone", "CacheHit"], 0),
+    ]
+    got, step = call(xs[1])
+    assert_same(got, want[1])

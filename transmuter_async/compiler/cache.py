@@ -86,6 +86,11 @@ class SegmentCache:
                 return found
         return None
 
+    def stop(self, place: tuple[Any, ...]) -> int | None:
+        """Where the segments of a place stop, as the most recently used one does; None while there is none."""
+        held = self._positions.get(place)
+        return next(reversed(held.segments.values())).stop if held is not None and held.segments else None
+
     def statics(self, place: tuple[Any, ...]) -> frozenset[str]:
         """Names that are static values of a position, as far as known."""
         held = self._positions.get(place)

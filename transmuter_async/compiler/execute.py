@@ -40,10 +40,17 @@ __all__ = ["Execution", "Finished", "Missing", "run_key"]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The outputs in the graph's order, and which tier gave them: "compiled" or "interpreted"."""
+    """The outputs of a call.
+
+    Attributes:
+        outputs: In the graph's order.
+        tier: What gave them: "compiled", "interpreted" (the host form), or "mixed".
+        wanted: Programs that were missing and would have been used; only with `cold="interpret"`.
+    """
 
     outputs: dict[str, Any]
     tier: str
+    wanted: tuple[CompileJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,8 @@ class Execution:
         self._inputs = inputs
         self._frames = [_Frame(prepared, dict(inputs), _NOTHING, seed, None)]
         self._breaks: list[Node] = []  # the open ones, outer before inner
+        self._wanted: list[CompileJob] = []
+        self._compiled = 0  # segments that ran from the cache
 
     def advance(self, cache: SegmentCache, observe: Observe) -> Finished | Missing:
         """Go on until the outputs are there or a program is missing.
@@ -141,7 +150,8 @@ class Execution:
             frame = self._frames[-1]
             if frame.index == len(frame.prepared.nodes):
                 if frame.host is None:
-                    return self._finish("compiled")
+                    interpreted = "mixed" if self._compiled else "interpreted"
+                    return self._finish(interpreted if self._wanted else "compiled")
                 self._frames.pop()
                 self._go_on(frame.host, frame.outputs(), observe)
             elif _breaks_here(frame):
@@ -152,15 +162,32 @@ class Execution:
                     place = (*frame.prepared.path, frame.index)
                     segment = cache.find(place, frame.values)
                     if segment is None:
-                        return _miss(frame, place, cache, observe)
+                        missing = _miss(frame, place, cache, observe)
+                        if self.prepared.options.cold == "compile":
+                            return missing
+                        self._interpret(frame, missing, cache, observe)
+                        continue
                     if not frame.missed:
                         cache.count(place, hit=True)
                         observe(CacheHit(segment.position, segment.shapes))
                     frame.missed = False
                 _run_segment(frame, segment)
+                self._compiled += 1
                 frame.index = segment.stop
                 if segment.needs is not None:
                     self._break(frame, observe)
+
+    def _interpret(self, frame: _Frame, missing: Missing, cache: SegmentCache, observe: Observe) -> None:
+        """Go on on the host: to the break that programs for other shapes found, or to the end where none is known."""
+        self._wanted.append(missing.job)
+        frame.missed = False
+        end = len(frame.prepared.nodes)
+        stop = cache.stop(missing.job.place) if self._compiled else None
+        stop = end if stop is None else stop
+        _run_on_host(frame, frame.index, stop)
+        frame.index = stop
+        if stop < end:
+            self._break(frame, observe)
 
     def _break(self, frame: _Frame, observe: Observe) -> None:
         node = frame.prepared.nodes[frame.index]
@@ -209,7 +236,7 @@ class Execution:
                     leaf.block_until_ready()
         frame.values.clear()
         self._inputs = {}
-        return Finished(outputs, tier)
+        return Finished(outputs, tier, tuple(self._wanted))
 
     def _give(self, value: Any, foreign: set[int], *, owned: bool) -> Any:
         """An output as the caller gets it: read-only, never the memory of an input or a weight."""
@@ -256,7 +283,7 @@ def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: O
         first=frame.host is None and frame.index == 0,
     )
     cache.count(place, hit=False)
-    observe(CacheMiss(job.position, job.shapes))
+    observe(CacheMiss(job.position, job.shapes, prepared.options.cold == "interpret"))
     advice = cache.advisor.missed(prepared, place, job.position, job.shapes)
     if advice is not None:
         observe(advice)

@@ -44,10 +44,11 @@ class CacheHit:
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """A call found none; a compile follows."""
+    """A call found none; a compile follows. `cold`: the call does not wait for it, it goes on on the host form."""
 
     position: int
     shapes: Shapes
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,11 +47,14 @@ class Options:
         overrides: Initializers that the file lets a caller replace, and that every call gives as inputs.
         cache_size: Compiled segments kept for each position.
         min_segment_nodes: A segment after a break with fewer traced nodes runs eagerly.
+        cold: Where a program is missing, "compile" it first, or "interpret" on the host and tell what is wanted.
         fold_bytes: Constant folding may grow the weights by this many bytes, on top of twice their size.
         cache_dir: Folder of the disk cache, None for none.
         cache_dir_bytes: Size that its files may have in all.
         batching: Dimensions that are padded to buckets, None for none.
         dense: Rewrite masked select and scatter to work on all rows, where that is proved to be the same.
+        force_breaks: Indices of prepared nodes, in the graph and in each body that runs on the host, that run as breaks
+            whatever they need: `range(2, 10_000, 3)` is every third one. Nothing but the speed may change by it.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -61,6 +64,7 @@ class Options:
     cache_size: int = 16
     min_segment_nodes: int = 20
     breaks: str = "allow"
+    cold: str = "compile"
     bounds: str = "check"
     nonfinite: str = "ignore"
     precision: str = "highest"
@@ -70,11 +74,13 @@ class Options:
     cache_dir_bytes: int = 4 << 30
     batching: Batching | None = None
     dense: bool = True
+    force_breaks: Container[int] = ()
 
     def __post_init__(self) -> None:
         allowed = {
             "compiler": ("xla", "eager"),
             "breaks": ("allow", "error"),
+            "cold": ("compile", "interpret"),
             "bounds": ("check", "clamp"),
             "nonfinite": ("ignore", "warn", "error"),
             "precision": ("highest", "platform"),
