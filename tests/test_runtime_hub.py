@@ -74,8 +74,8 @@ async def test_a_repository_is_loaded_with_its_external_data(world: World, tmp_p
 
 async def test_a_path_is_never_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("models").mkdir()
-    Path("models/affine.onnx").write_bytes(affine())
+    Path("models").mkdir()  # noqa: ASYNC240
+    Path("models/affine.onnx").write_bytes(affine())  # noqa: ASYNC240
     async with tm.Runtime() as runtime:
         model = await runtime.load("models/affine.onnx")
         assert model.source == "models/affine.onnx"
