@@ -131,6 +131,9 @@ class State:
 MASK = -10_000.0
 """exp underflows to zero in float32 below -104: with scores under 4 900 in magnitude this difference is always below it."""
 
+JUDGES = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "Trilu"})
+"""Operators whose results may be masks although they depend on inputs."""
+
 GARBAGE = State("garbage")
 WILD = State("wild")
 
@@ -230,6 +233,8 @@ class Follower:
         mixes: What was found, in graph order.
         bounds: What is known of the symbols' values.
         undecided: Whether a branch was followed whose condition only a call's sizes decide.
+        crossed: Whether something that may be a mask changes along two padded axes (a causal one): a row may then have no
+            unmasked position, although its mask has.
         unmasked: Inputs of which each row must hold something else than padding for the proof; True: at its front.
     """
 
@@ -245,6 +250,7 @@ class Follower:
         self.bounds = Bounds({dim.name: dim.largest for dim in self.dims.values()})
         self.unmasked: dict[str, bool] = {}
         self.undecided = False
+        self.crossed = False
         self.values: dict[str, Any] = {}
         self.initializers: list[Mapping[str, np.ndarray]] = []
         self._fresh = 0
@@ -305,6 +311,11 @@ class Follower:
     def rows_only(self) -> frozenset[str]:
         """Dimensions whose spare rows are copies of true ones, so that what they compute is never out of range."""
         return frozenset(dim.name for dim in self.dims.values() if dim.kind == "batch")
+
+    def varying(self, tensor: Tensor) -> int:
+        """Along how many padded axes the values change."""
+        atoms = [atom for axis in tensor.axes or () for atom in axis if atom.dim is not None and not atom.level]
+        return sum(self.kind(str(atom.dim)) == "padded" for atom in atoms)
 
     def rely_on(self, atom: Atom) -> None:
         """A mask hides an atom's padding only beside something unmasked, unless it is -inf: then both give NaN."""
@@ -396,6 +407,8 @@ class Follower:
         for name, value in zip(node.outputs, results, strict=False):
             if name:
                 self.values[name] = value
+                if isinstance(value, Tensor) and (not value.fed or node.op_type in JUDGES) and self.varying(value) > 1:
+                    self.crossed = True
 
     def _outputs(self, node: Node, values: list[Any], outer: list[Any]) -> list[Any]:
         if any(isinstance(value, Poison) for value in (*values, *outer)):

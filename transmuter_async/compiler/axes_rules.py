@@ -10,6 +10,7 @@ import numpy as np
 
 from transmuter_async.compiler.axes import (
     GARBAGE,
+    JUDGES,
     WILD,
     Atom,
     Axis,
@@ -82,7 +83,7 @@ Sqrt Tan Tanh ThresholdedRelu Swish""".split()
 NARY = """Add And BitShift BitwiseAnd BitwiseOr BitwiseXor CastLike Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max
 Mean Min Mod Mul Or Pow PRelu Sub Sum Where Xor""".split()
 CONTRIB = ["FastGelu", "BiasGelu", "Gelu", "QuickGelu"]
-_JUDGES = frozenset({"IsNaN", "IsInf", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor"})
+_TRUTHS = JUDGES | {"IsNaN", "IsInf"}
 
 
 def aligned(follower: Follower, groups: Sequence[Sequence[Axis]]) -> list[list[Axis | None]]:
@@ -150,7 +151,7 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
         if made.kind not in ("constant", "masked"):
             return made
         marked = [(s, t) for s, t in zip(states, tensors, strict=True) if s is not None and s.kind in ("constant", "masked")]
-        flat = all(s.flat and (s.kind == "masked" or _level(follower, t)) for s, t in marked)
+        flat = all(s.flat and (s.kind == "masked" or follower.varying(t) <= 1) for s, t in marked)
         return replace(made, source=frozenset().union(*(s.source for s, _ in marked)), flat=flat)
 
     axes = combined(follower, [tensor.axes or () for tensor in tensors], combine)
@@ -166,12 +167,6 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
             axes = tuple(tuple(a if a.dim is None else replace(a, state=true, level=True) for a in axis) for axis in axes)
             taint = None
     return [Tensor(axes, content, taint, any(tensor.fed for tensor in tensors))]
-
-
-def _level(follower: Follower, tensor: Tensor) -> bool:
-    """Whether at most one padded axis changes its values."""
-    varying = [a for axis in tensor.axes or () for a in axis if a.dim and follower.kind(a.dim) == "padded" and not a.level]
-    return len(varying) <= 1
 
 
 def _combine(
@@ -214,7 +209,7 @@ def _combine(
             return WILD
         if states[0] is not None and states[0].is_constant(0) and (states[1] is None or states[1].kind == "constant"):
             return states[0]
-    if op in _JUDGES or (op == "Cast" and int(attribute(node, "to", 1)) == 9):
+    if op in _TRUTHS or (op == "Cast" and int(attribute(node, "to", 1)) == 9):
         return GARBAGE
     if any(not s.finite and not (s.kind == "masked" and np.isfinite(s.value)) for s in held):
         return WILD

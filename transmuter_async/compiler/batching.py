@@ -427,7 +427,7 @@ def prove(
     follower.follow(graph, {**inputs, **(values or {})})
     outputs = {value.name: _judge(follower, graph, value.name) for value in graph.outputs}
     return Proof(
-        tuple(follower.mixes), shapes is None and follower.undecided, dict(follower.unmasked), outputs
+        tuple(follower.mixes), shapes is None and follower.undecided, {name: front or follower.crossed for name, front in follower.unmasked.items()}, outputs
     )
 
 

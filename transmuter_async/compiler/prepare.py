@@ -189,7 +189,7 @@ def prepare_graph(model: Model, options: Options) -> Graph:
         weight_bytes = sum(array.nbytes for array in graph.initializers.values())
         graph = fold_constants(graph, budget=2 * weight_bytes + options.fold_bytes, keep=keep)
         graph = deduplicate(graph)
-        graph = prune(graph, tuple(value.name for value in graph.outputs))
+        graph = prune(graph)  # an input that nothing reads stays an input: callers give it
     return graph
 
 
