@@ -23,6 +23,7 @@ from transmuter_async.compiler.stored import Stored
 from transmuter_async.compiler.trace import Alarm, Opaque, Run, Scope, has_traced, run_node
 from transmuter_async.compiler.values import abstract, is_traceable, sequence_length, shapes_of
 from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
+from transmuter_async.graph import Node
 
 __all__ = ["CompileJob"]
 
@@ -201,6 +202,9 @@ class CompileJob:
             scope = self._scope({**entry, **arguments}, reads)
             stop, needs = len(nodes), None
             for index in range(self.index, len(nodes)):
+                if index in prepared.options.force_breaks:
+                    stop, needs = index, _forced_break(nodes[index])
+                    break
                 before = len(run.alarms), set(run.statics), len(lifted), run.traced_nodes
                 try:
                     run_node(run, nodes[index], scope)
@@ -308,6 +312,18 @@ class CompileJob:
     def _may_be_static(self, name: str) -> bool:
         value = self.values[name]
         return name in self.prepared.dim_like and getattr(value, "dtype", np.dtype(object)).kind in "iub"
+
+
+def _forced_break(node: Node) -> NeedsValue:
+    return NeedsValue(
+        node=node.name,
+        operator=node.operator,
+        position=node.position,
+        value=next(filter(None, node.inputs), ""),
+        producer=None,
+        reason="a forced break",
+        hint="Compile without force_breaks.",
+    )
 
 
 def _distinct(arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[int]]:
