@@ -9,9 +9,9 @@ hands in. Everything that calls into JAX runs under `pinned()`, on whatever thre
 
 from __future__ import annotations
 
+from transmuter_async.compiler.advice import Difference, Why, why
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching
-from transmuter_async.compiler.advice import Difference, Why, why
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, explain
@@ -55,10 +55,10 @@ __all__ = [
     "CacheMiss",
     "CacheStatistics",
     "CompileJob",
+    "Difference",
     "DiskEvicted",
     "DiskFailed",
     "DiskRejected",
-    "Difference",
     "Execution",
     "Explanation",
     "Fact",

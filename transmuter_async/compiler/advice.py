@@ -103,10 +103,15 @@ def _fits(layout: Layout, values: Mapping[str, Any]) -> bool:
 
 def _differences(prepared: PreparedGraph, segment: Segment, values: Mapping[str, Any]) -> tuple[Difference, ...]:
     found: list[Difference] = []
-    for name, (shape, dtype) in segment.shapes:
+    for name, cached in segment.shapes:
         if name not in values:
             continue
-        _, (called, called_dtype) = shapes_of(name, values[name])
+        _, now_described = shapes_of(name, values[name])
+        if not _is_tensor(cached) or not _is_tensor(now_described):
+            if cached != now_described:
+                found.append(Difference(name, None, name, cached, now_described))
+            continue
+        (shape, dtype), (called, called_dtype) = cached, now_described
         if dtype != called_dtype:
             found.append(Difference(name, None, name, dtype, called_dtype))
         if len(shape) != len(called):
@@ -148,6 +153,11 @@ def axis_name(prepared: PreparedGraph, name: str, axis: int) -> str:
     return f"{name}[{axis}]"
 
 
+def _is_tensor(described: Any) -> bool:
+    """Whether the shapes of a fact describe a tensor: `(shape, dtype name)`, while a sequence has one for each element."""
+    return len(described) == 2 and isinstance(described[1], str)
+
+
 @dataclass(slots=True)
 class _Seen:
     last: dict[str, Any] | None = None
@@ -169,8 +179,12 @@ class Advisor:
         if before is None or before.keys() != now.keys():
             return None
         moved: dict[str, tuple[int, int]] = {}
-        for name, (shape, dtype) in now.items():
-            was, was_dtype = before[name]
+        for name, described in now.items():
+            if described == before[name]:
+                continue
+            if not _is_tensor(described) or not _is_tensor(before[name]):
+                return None
+            (shape, dtype), (was, was_dtype) = described, before[name]
             if dtype != was_dtype or len(was) != len(shape):
                 return None
             for axis, (a, b) in enumerate(zip(was, shape, strict=True)):

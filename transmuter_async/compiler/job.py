@@ -56,7 +56,9 @@ class CompileJob:
         position: Of that node, in the file.
         values: What may enter it, by name.
         known: Names of those that are host values.
-        statics_known: Names that are static so far.
+        statics_known: Names that are static so far at this position, by earlier calls.
+        statics_given: Those of them that the caller named. The plan starts from these alone, so that neither programs
+            nor their names on disk depend on what was called before.
         first: Whether it is the first segment of the graph, which is compiled however small.
         shapes: Of everything that may enter it.
     """
@@ -78,6 +80,7 @@ class CompileJob:
         self.values = dict(values)
         self.known = known
         self.statics_known = statics
+        self.statics_given = statics & frozenset(prepared.options.static_inputs)
         self.first = first
         by_value = known | statics
         layout = Layout(
@@ -170,7 +173,7 @@ class CompileJob:
 
     def _settled_plan(self) -> _Plan:
         """A plan whose static values are host values from the start: what follows from them is then folded as well."""
-        rounds = [self.statics_known]
+        rounds = [self.statics_given]
         while True:
             plan = self._plan(rounds[-1])
             if plan.statics == rounds[-1]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def draw(explanation: Explanation) -> str:
         y += 20
     y += 8
     slowest = max((place.nanoseconds for place in explanation.places), default=0)
-    for _, _, row in rows[:_ROWS]:
-        block, y = _place(row, y, slowest) if hasattr(row, "programs") else _break(row, y)  # type: ignore[arg-type]
+    for _, kind, row in rows[:_ROWS]:
+        block, y = _place(cast("PlaceRow", row), y, slowest) if kind else _break(cast("Break", row), y)
         parts += block
     if left_out > 0:
         parts.append(_text(_TEXT_X, y + _LINE, f"… and {left_out} more segments and breaks", "q"))
@@ -95,10 +95,9 @@ def _place(place: PlaceRow, y: int, slowest: int) -> tuple[list[str], int]:
     block = max(18, round(14 * math.log2(2 + place.node_count)))
     height = max(block, _LINE * len(lines)) + 8
     inner = 16 if place.inner else 0
-    parts = [
-        f'<rect class="{"inner" if place.inner else kind}" x="{_STRIP_X + inner}" y="{y}" '
-        f'width="{_STRIP_WIDTH - inner}" height="{height - 4}" rx="3"/>'
-    ]
+    style = "inner" if place.inner else kind
+    box = f'x="{_STRIP_X + inner}" y="{y}" width="{_STRIP_WIDTH - inner}" height="{height - 4}" rx="3"'
+    parts = [f'<rect class="{style}" {box}/>']
     if slowest and place.nanoseconds:
         share = round((_STRIP_WIDTH - inner) * place.nanoseconds / slowest)
         parts.append(
@@ -119,10 +118,9 @@ def _break(item: Break, y: int) -> tuple[list[str], int]:
     lines = [line for text in said for line in textwrap.wrap(text, _CHARACTERS, break_long_words=True)]
     height = _LINE * len(lines) + 10
     middle = y + height // 2
-    parts = [
-        f'<path class="break" d="M{_STRIP_X} {middle - 4}h{_STRIP_WIDTH}v8h-{_STRIP_WIDTH}z"/>'
-        f'<path class="break" d="M{_STRIP_X + _STRIP_WIDTH} {middle}l10 -7v14z"/>'
-    ]
+    bar = f"M{_STRIP_X} {middle - 4}h{_STRIP_WIDTH}v8h-{_STRIP_WIDTH}z"
+    arrow = f"M{_STRIP_X + _STRIP_WIDTH} {middle}l10 -7v14z"
+    parts = [f'<path class="break" d="{bar}{arrow}"/>']
     parts += [_text(_TEXT_X, y + 14 + _LINE * i, line, "r" if i == 0 else "q") for i, line in enumerate(lines)]
     return parts, y + height
 

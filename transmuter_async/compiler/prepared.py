@@ -77,12 +77,9 @@ class Prepared(PreparedGraph):
 
     def _samples(self, specs: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays without data that stand for the inputs; numpy views of one zero, so they take no memory."""
-        problems = []
         samples: dict[str, Any] = {}
         declared = {value.name: value for value in self.graph.inputs}
-        for name in specs:
-            if name not in declared:
-                problems.append(f"{name!r} is not an input")
+        problems = [f"{name!r} is not an input" for name in specs if name not in declared]
         for name, value in declared.items():
             spec = specs.get(name)
             if spec is None:

@@ -36,7 +36,7 @@ class Stored:
 
     def load(self, observe: Observe) -> Segment | None:
         """The segment from its file, or None where it must be compiled."""
-        statics = self.job.statics_known
+        statics = self.job.statics_given
         try:
             while True:
                 entry = self.disk.load(self._name(statics), self.job.prepared.device)

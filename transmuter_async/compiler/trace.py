@@ -524,7 +524,7 @@ class NodeContext:
         elif kind == np.bool_:
             bad = np.asarray(False)
         else:
-            bad = np.asarray(ml_dtypes.iinfo(kind).min, kind)
+            bad = np.asarray(ml_dtypes.iinfo(kind).min, kind)  # type: ignore[no-untyped-call]
         module = np if not has_traced(result) and not has_traced(valid) else jnp
         return module.where(valid, result, bad)
 

@@ -172,7 +172,7 @@ def _open_beneath(folder: str, parts: tuple[str, ...], flags: int) -> int:
 
 def absolute(path: str) -> str:
     """An absolute spelling of a path. Links are not resolved: whether there are any is the question."""
-    return os.path.abspath(path)  # noqa: PTH100 - Path.resolve() would follow them
+    return os.path.abspath(path)
 
 
 def links_of(paths: Iterable[str]) -> frozenset[str]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import dtype_of
+from transmuter_async.graph import dtype_of
 from transmuter_async.operators.context import Context, Subgraph
 from transmuter_async.operators.numeric import narrow, softmax, wide_dtype, widen
 from transmuter_async.operators.registry import is_host, operator, xp

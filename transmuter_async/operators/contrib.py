@@ -168,7 +168,14 @@ def _flat(x: Any, axis: int) -> tuple[Any, tuple[int, ...]]:
 
 @operator("SimplifiedLayerNormalization", since_version=1)
 def simplified_layer_normalization_1(
-    X: Any, scale: Any, /, *, axis: int = -1, epsilon: float = 9.999999747378752e-06, stash_type: int = 1, context: Context
+    X: Any,
+    scale: Any,
+    /,
+    *,
+    axis: int = -1,
+    epsilon: float = 9.999999747378752e-06,
+    stash_type: int = 1,
+    context: Context,
 ) -> tuple[Any, Any]:
     """RMS normalisation as onnxruntime's exports put it into the standard domain, long before RMSNormalization-23."""
     rows, shape = _flat(widen(X), axis)

@@ -142,9 +142,7 @@ def projected(
     present_v, v = append_cache(past_v, v, past_length, shared, context, 6)
     queries, keys = q.shape[2], k.shape[2]
     value = attributes["mask_filter_value"]
-    padding = additive_mask(
-        mask, q.shape[0], queries, keys, FILTER if value is None else value, context, "mask_index"
-    )
+    padding = additive_mask(mask, q.shape[0], queries, keys, FILTER if value is None else value, context, "mask_index")
     if attributes["unidirectional"]:
         causal = causal_mask(queries, keys)
         padding = causal if padding is None else m.where(causal < 0, OUT, padding)
@@ -244,9 +242,7 @@ def _packed_parts(query: Any, key: Any, value: Any, bias: Any, heads: int) -> tu
         if cached:
             given = sizes if bias.shape[0] == sum(sizes) else sizes[:1]
         ends = np.cumsum((0, *given))
-        rows = [
-            widen(bias)[a:b].reshape(1, heads, 1, -1) for a, b in zip(ends, ends[1:], strict=False)
-        ]
+        rows = [widen(bias)[a:b].reshape(1, heads, 1, -1) for a, b in zip(ends, ends[1:], strict=False)]
         q = q + rows[0]
         if not cached:
             k, v = k + rows[1], v + rows[2]
@@ -358,7 +354,13 @@ def decoder_masked_multi_head_attention_1(
         source = m.concatenate([first + source, own.astype(source.dtype)], axis=1)
         k, v = (part[source[:, None, :], np.arange(num_heads)[:, None], np.arange(keys)] for part in (k, v))
     padding = additive_mask(
-        mask_index, q.shape[0], 1, keys, FILTER if mask_filter_value is None else mask_filter_value, context, "mask_index"
+        mask_index,
+        q.shape[0],
+        1,
+        keys,
+        FILTER if mask_filter_value is None else mask_filter_value,
+        context,
+        "mask_index",
     )
     added = None if attention_bias is None else widen(attention_bias)
     y, scores, _ = attend(q, k, v, default_scale(scale, q.shape[3]), padding, added)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from transmuter_async.graph.dtypes import dtype_of
+from transmuter_async.graph import dtype_of
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.registry import is_host, operator, xp
 

@@ -128,7 +128,13 @@ def packed_attention_1(
 
 @operator("RelativePositionBias", since_version=1, domain=MICROSOFT, static=("query_length", "key_length"))
 def relative_position_bias_1(
-    bias_table: Any, query_length: np.ndarray, key_length: np.ndarray, /, *, is_bidirectional: int = 0, max_distance: int
+    bias_table: Any,
+    query_length: np.ndarray,
+    key_length: np.ndarray,
+    /,
+    *,
+    is_bidirectional: int = 0,
+    max_distance: int,
 ) -> Any:
     """T5's bias `(1, heads, queries, keys)` by buckets of distance: exact up to half of them, then logarithmic."""
     buckets = bias_table.shape[0]

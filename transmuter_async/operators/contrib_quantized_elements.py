@@ -66,9 +66,7 @@ def q_linear_mul_1(
 
 
 @operator("QLinearSigmoid", since_version=1, domain=MICROSOFT)
-def q_linear_sigmoid_1(
-    X: Any, X_scale: Any, X_zero_point: Any, Y_scale: Any, Y_zero_point: Any = None, /
-) -> Any:
+def q_linear_sigmoid_1(X: Any, X_scale: Any, X_zero_point: Any, Y_scale: Any, Y_zero_point: Any = None, /) -> Any:
     """Quantised sigmoid."""
     return _level(sigmoid(_plain(X, X_scale, X_zero_point)), Y_scale, Y_zero_point, X.dtype)
 
@@ -192,9 +190,7 @@ def q_linear_average_pool_1(
         context=context,
     )
     if count_include_pad and ceil_mode:
-        w = windows(
-            x.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, ceil_mode=1
-        )
+        w = windows(x.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, ceil_mode=1)
         y = y * (w.counts(True) / np.prod(kernel_shape)).astype(np.float32)
     return _level(xp(y).moveaxis(y, 1, -1) if channels_last else y, y_scale, y_zero_point, X.dtype)
 

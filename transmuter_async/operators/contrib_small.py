@@ -212,9 +212,10 @@ def crop_and_resize_1(
         span = np.float32(size - 1)
         if count == 1:
             return (np.float32(0.5) * (first + last) * span)[:, None]
-        inner = first[:, None] * span + np.arange(count, dtype=np.float32) * (
-            (last - first) * span / np.float32(count - 1)
-        )[:, None]
+        inner = (
+            first[:, None] * span
+            + np.arange(count, dtype=np.float32) * ((last - first) * span / np.float32(count - 1))[:, None]
+        )
         ends = np.arange(count) == count - 1
         return m.where(ends, (last * span)[:, None], inner)
 

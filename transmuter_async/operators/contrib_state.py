@@ -254,9 +254,7 @@ def _delta_parts(query: Any, key: Any, value: Any, initial_state: Any) -> tuple[
     return q.reshape(len(q), -1, size), k.reshape(len(k), -1, size), v.reshape(len(v), heads, width)
 
 
-def _decay(
-    raw: Any, a_log: Any, dt_bias: Any, activation: str, bound: float, tokens: int, heads: int
-) -> Any:
+def _decay(raw: Any, a_log: Any, dt_bias: Any, activation: str, bound: float, tokens: int, heads: int) -> Any:
     """The log decay `(tokens, heads, 1 or dk)`."""
     m = xp(raw, a_log, dt_bias)
     raw = raw.reshape(tokens, heads, -1)
@@ -406,7 +404,9 @@ def varlen_causal_conv_with_state_1(
 
     def read(position: Any, request: Any) -> Any:
         """The value at a position of a request, negative ones out of its state."""
-        live = m.take(x, m.clip(m.take(starts, request, mode="clip") + position, 0, max(0, tokens - 1)), axis=0, mode="clip")
+        live = m.take(
+            x, m.clip(m.take(starts, request, mode="clip") + position, 0, max(0, tokens - 1)), axis=0, mode="clip"
+        )
         if kept == 0:
             return live
         old = state[request, m.clip(kept + position, 0, kept - 1)]
@@ -437,7 +437,14 @@ def varlen_causal_conv_with_state_1(
 
 @operator("GatedRMSNorm", since_version=1, domain=MICROSOFT)
 def gated_rms_norm_1(
-    X: Any, scale: Any, gate: Any, /, *, activation: str = "silu", epsilon: float = 9.999999747378752e-06, context: Context
+    X: Any,
+    scale: Any,
+    gate: Any,
+    /,
+    *,
+    activation: str = "silu",
+    epsilon: float = 9.999999747378752e-06,
+    context: Context,
 ) -> Any:
     """RMS norm over each group of `len(scale)` elements, times `silu(gate)` or `sigmoid(gate)`."""
     if X.shape[-1] % scale.shape[0]:

@@ -62,8 +62,10 @@ def unpack(packed: Any, bits: int) -> Any:
     stream = stream.reshape(*packed.shape[:-1], packed.shape[-1] * 8)
     count = stream.shape[-1] // bits
     stream = stream[..., : count * bits].reshape(*packed.shape[:-1], count, bits)
-    return (stream << np.arange(bits, dtype=np.uint8)).sum(-1, dtype=np.uint8) if m is np else m.sum(
-        stream << np.arange(bits, dtype=np.uint8), axis=-1, dtype=np.uint8
+    return (
+        (stream << np.arange(bits, dtype=np.uint8)).sum(-1, dtype=np.uint8)
+        if m is np
+        else m.sum(stream << np.arange(bits, dtype=np.uint8), axis=-1, dtype=np.uint8)
     )
 
 
@@ -119,7 +121,9 @@ def mat_mul_n_bits_1(
     if B.size == 0 and N and K:
         y: Any = xp(A).zeros(shape, np.float32)
     else:
-        y = matmul(widen(A), xp(B, scales).swapaxes(_nbits(B, scales, zero_points, g_idx, K, N, bits, block_size), 0, 1))
+        y = matmul(
+            widen(A), xp(B, scales).swapaxes(_nbits(B, scales, zero_points, g_idx, K, N, bits, block_size), 0, 1)
+        )
     y = y.astype(np.float32)
     return narrow(y if bias is None else y + widen(bias), A.dtype)
 
@@ -138,7 +142,9 @@ def _nbits(B: Any, scales: Any, zero_points: Any, g_idx: Any, K: int, N: int, bi
     m = xp(codes, scale, zero, g_idx)
     group = g_idx.reshape(-1)[:K]
     chosen = m.take(scale, group, axis=1, mode="clip")
-    origin = np.float32(1 << (bits - 1)) if zero is None else m.take(zero.astype(np.float32), group, axis=1, mode="clip")
+    origin = (
+        np.float32(1 << (bits - 1)) if zero is None else m.take(zero.astype(np.float32), group, axis=1, mode="clip")
+    )
     return (codes.astype(np.float32) - origin) * chosen
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import dtype_of
+from transmuter_async.graph import dtype_of
 from transmuter_async.operators.numeric import narrow, wide_dtype, widen
 from transmuter_async.operators.registry import operator, xp
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from transmuter_async.graph.dtypes import dtype_of
+from transmuter_async.graph import dtype_of
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.numeric import narrow, widen
 from transmuter_async.operators.registry import operator, xp

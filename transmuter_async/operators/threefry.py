@@ -48,6 +48,7 @@ def threefry2x32(key: Any, first: Any, second: Any) -> tuple[Any, Any]:
 
 def fold_in(key: Any, number: Any) -> Any:
     """A new key from a key, (2,) uint32, and an integer, host or traced."""
+    low: Any
     if isinstance(number, jax.Array):
         low = number.astype(np.uint32)
     else:
