@@ -184,7 +184,7 @@ def test_only_what_is_not_known_is_expanded() -> None:
         return name not in {"HardSwish", "Cosh"}
 
     assert [node.op_type for node in read(proto, known).graph.nodes] == ["Softmax", "HardSigmoid", "Mul"]
-    assert ("", "Softmax", 17) in asked
+    assert ("", "Softmax", 13) in asked  # the version that counts at opset 17
 
 
 def test_an_operator_without_a_body_stays_and_is_reported() -> None:

@@ -17,7 +17,12 @@ import onnx.defs
 import onnx.helper
 import pytest
 
-from transmuter_async.operators import Operator, resolve, supported
+import transmuter_async as tm
+from tests.compiler.support import node, proto
+from transmuter_async.errors import UnsupportedModel
+from transmuter_async.graph import Model, read_model
+from transmuter_async.operators import Operator, known, resolve, supported
+from transmuter_async.operators.registry import COVERED
 
 MICROSOFT = "com.microsoft"
 REQUIRED = inspect.Parameter.empty
@@ -175,3 +180,54 @@ def test_contributed_operators_have_their_signature(definition: Operator) -> Non
 def test_contributed_operators_with_a_kernel_are_defined() -> None:
     with_kernel = {name for name, facts in CONTRIB.items() if facts["cpu_kernel"]}
     assert with_kernel - {each.name for each in DEFINED} == set(UNDEFINED)
+
+
+# --- opsets that came later than the definitions ----------------------------------------------------------------------
+
+
+def older_definitions(domain: str, name: str, version: int) -> bool:
+    """As if the definitions had been written for opset 24."""
+    return version <= 24 and known(domain, name, version)
+
+
+def chain(*ops: str, opset: int, known: Any = older_definitions) -> Model:
+    names = ["x", *(f"t{k}" for k in range(1, len(ops))), "y"]
+    nodes = [node(op, [names[k]], [names[k + 1]], name=f"the {op}") for k, op in enumerate(ops)]
+    return read_model(proto(nodes, ["x:float[n]"], ["y:float[n]"], opset=opset), known=known)
+
+
+def test_a_later_opset_runs_where_no_operator_changed() -> None:
+    model = chain("Relu", "Neg", opset=28)
+    assert model.check().ok
+    assert tm.run_sync(model, {"x": np.float32([-1, 2])})["y"].tolist() == [0, -2]
+
+
+def test_a_later_opset_is_refused_with_the_operators_that_changed() -> None:
+    model = chain("Relu", "Unique", "Neg", opset=28)
+    report = model.check()
+    assert [use.op_type for use in report.missing] == ["Unique"]
+    with pytest.raises(UnsupportedModel, match=r"Unique \(opset 28\)"):
+        tm.run_sync(model, {"x": np.float32([1])})
+
+
+def test_an_operator_that_changed_is_expanded_where_the_standard_has_a_body() -> None:
+    def without(domain: str, name: str, version: int) -> bool:
+        return name != "Celu" and known(domain, name, version)
+
+    model = chain("Celu", opset=28, known=without)
+    assert model.check().ok
+    assert "Celu" not in {each.op_type for each in model.graph.walk()}
+    y = tm.run_sync(model, {"x": np.float32([-1, 2])})["y"]
+    np.testing.assert_allclose(y, [np.expm1(-1), 2], rtol=1e-6)
+
+
+def test_an_opset_that_onnx_does_not_know_is_refused_with_all_its_operators() -> None:
+    newest = onnx.defs.onnx_opset_version() + 1
+    model = chain("Relu", "Celu", opset=newest, known=known)
+    with pytest.raises(UnsupportedModel, match="may have changed") as caught:
+        tm.run_sync(model, {"x": np.float32([1])})
+    assert [each[1] for each in caught.value.missing] == ["Celu", "Relu"]
+
+
+def test_every_version_of_the_installed_onnx_was_looked_at() -> None:
+    assert {domain: max(max(v) for key, v in SCHEMAS.items() if key[0] == domain) for domain in COVERED} == COVERED

@@ -56,8 +56,9 @@ def read_model(
 
     Args:
         source: A path, the bytes of a file, an open binary file (read from where it stands), or a ModelProto.
-        known: Tells whether an operator (domain, name, opset) has a definition; others are expanded where the standard
-            gives them a function body.
+        known: Tells whether an operator (domain, name, version) has a definition; others are expanded where the standard
+            gives them a function body. `version` is the one at which the operator got the meaning that it has at the
+            model's opset, as far as the installed `onnx` knows.
         allowed_links: Paths of external data that may be links: those that the Hub client returned for this load.
         base_dir: Folder of external data; that of the file where a path is given.
         observe: See `Observe`.
@@ -72,6 +73,7 @@ def read_model(
     """
     limits = budget or Budget()
     tell: Observe = observe or _ignore
+    known = _by_meaning(known)
     with ExitStack() as stack:
         name: str | None = None
         storage: Storage | None = None
@@ -164,7 +166,7 @@ def _read(
         producer=f"{decoder.text(proto.producer_name)} {decoder.text(proto.producer_version)}".strip(),
         metadata={decoder.text(entry.key): decoder.text(entry.value) for entry in proto.metadata_props},
         known=known,
-        newest=_newest(),
+        newest=dict(_newest()),
     )
 
 
@@ -294,6 +296,7 @@ def _incomplete(size: int, why: str) -> str:
 # -- the standard --------------------------------------------------------------------------------------------------
 
 
+@cache
 def _newest() -> dict[str, int]:
     """The newest version of each domain that the installed onnx defines."""
     newest: dict[str, int] = {}
@@ -301,6 +304,22 @@ def _newest() -> dict[str, int]:
         newest[schema.domain] = max(newest.get(schema.domain, 0), schema.since_version)
     newest[""] = max(newest.get("", 0), onnx.defs.onnx_opset_version())
     return newest
+
+
+def _by_meaning(known: Callable[[str, str, int], bool]) -> Callable[[str, str, int], bool]:
+    """`known`, asked for the version that gave an operator its meaning.
+
+    So a model of a later opset than the definitions were written for runs where its operators did not change since.
+    Above what the installed onnx defines nobody can tell; the report names those operators.
+    """
+    newest = _newest()
+
+    def known_meaning(domain: str, name: str, opset: int) -> bool:
+        opset = min(opset, newest.get(domain, opset))
+        schema = _schema(domain, name, opset)
+        return known(domain, name, opset if schema is None else int(schema.since_version))
+
+    return known_meaning
 
 
 @cache

@@ -81,6 +81,9 @@ class Operator:
 
 _TABLE: dict[tuple[str, str], list[Operator]] = {}
 
+COVERED = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}
+"""Version of each domain of the standard up to which every change of an operator is in the definitions."""
+
 
 def operator(
     name: str,
@@ -142,9 +145,9 @@ def resolve(domain: str, name: str, opset: int) -> Operator | None:
     return found
 
 
-def known(domain: str, name: str, opset: int) -> bool:
-    """Whether `resolve` finds a definition."""
-    return resolve(domain, name, opset) is not None
+def known(domain: str, name: str, version: int) -> bool:
+    """Whether there is a definition of what an operator means since `version`, and that version was looked at."""
+    return version <= COVERED.get(domain, version) and resolve(domain, name, version) is not None
 
 
 def supported() -> tuple[Operator, ...]:
