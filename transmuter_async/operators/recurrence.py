@@ -103,7 +103,7 @@ def gate_functions(
         for i in range(2):
             if pair[i] is not None and left[i]:
                 pair[i] = left[i].pop(0)
-        if name.lower() == "scaledtanh" and any(value is math.nan for value in pair):
+        if name.lower() == "scaledtanh" and any(value is not None and math.isnan(value) for value in pair):
             raise ValueError("ScaledTanh has no default; give it activation_alpha and activation_beta")
         chosen.append((name.lower(), pair[0], pair[1]))
     count = len(defaults)
