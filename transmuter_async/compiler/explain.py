@@ -10,6 +10,7 @@ from typing import Any
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.cache import SegmentCache, order_of
 from transmuter_async.compiler.picture import draw
+from transmuter_async.compiler.dense import rewritten
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.errors import NeedsValue
@@ -116,6 +117,7 @@ class Explanation:
         traced: Nodes left after passes and folding.
         graph_break: True, False, or None while nothing has been compiled that tells.
         padding: Buckets in words, None without.
+        dense: NonZero nodes that are gone, since what follows works on all rows.
         mixes: Operators that mix rows or read padding, which `allow_mixing=True` accepts.
     """
 
@@ -127,6 +129,7 @@ class Explanation:
     places: tuple[PlaceRow, ...] = ()
     padding: str | None = None
     mixes: tuple[Mixes, ...] = ()
+    dense: tuple[str, ...] = ()
 
     def to_dict(self) -> Mapping[str, Any]:
         """The same as plain values, ready for JSON."""
@@ -153,6 +156,9 @@ class Explanation:
             lines.append("No breaks: the whole graph is one program.")
         if self.padding is not None:
             lines.append(self.padding)
+        if self.dense:
+            shown = ", ".join(map(repr, self.dense[:4])) + (f" and {len(self.dense) - 4} more" if len(self.dense) > 4 else "")
+            lines.append(f"Dense: all rows instead of those that NonZero {shown} selects, with the same result.")
         lines.extend(f"  mixes, allowed by allow_mixing=True: {each}" for each in self.mixes)
         for row in self.segments:
             shapes = ", ".join(f"{name}:{_shape(shape)}" for name, shape in row.shapes) or "no arguments"
@@ -185,6 +191,7 @@ def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | Non
         graph_break=prepared.graph_break,
         segments=rows,
         padding=None if prepared.padding is None else prepared.padding.describe(),
+        dense=rewritten(prepared.graph),
         mixes=() if prepared.padding is None else prepared.padding.mixes,
         breaks=tuple(_break(needs, places, timings) for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))),
         places=places,

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from transmuter_async.compiler.batching import Plan, plan_batching
+from transmuter_async.compiler.dense import densify
 from transmuter_async.compiler.disk import DiskCache, device_facts, graph_digest
 from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
@@ -189,6 +190,8 @@ def prepare_graph(model: Model, options: Options) -> Graph:
         weight_bytes = sum(array.nbytes for array in graph.initializers.values())
         graph = fold_constants(graph, budget=2 * weight_bytes + options.fold_bytes, keep=keep)
         graph = deduplicate(graph)
+        if options.dense and options.nonfinite == "ignore":  # spare rows may be NaN where a mask selects nothing
+            graph = densify(graph)
         graph = prune(graph)  # an input that nothing reads stays an input: callers give it
     return graph
 
