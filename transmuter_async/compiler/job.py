@@ -42,6 +42,7 @@ class _Plan:
     traced_nodes: int
     output_trees: list[int | None]
     rounds: tuple[frozenset[str], ...] = ()  # the static names known at the start of each round, the last is final
+    all_reads: frozenset[str] = frozenset()  # in any round
 
 
 _SEED = abstract(np.zeros(2, np.uint32))
@@ -168,16 +169,18 @@ class CompileJob:
             node_count=plan.traced_nodes,
         )
         if stored is not None and segment.program is not None:
-            stored.save(segment, weights, plan.rounds, plan.output_trees, observe)
+            stored.save(segment, weights, plan.all_reads, plan.rounds, plan.output_trees, observe)
         return segment
 
     def _settled_plan(self) -> _Plan:
         """A plan whose static values are host values from the start: what follows from them is then folded as well."""
         rounds = [self.statics_given]
+        reads: set[str] = set()
         while True:
             plan = self._plan(rounds[-1])
+            reads |= plan.reads
             if plan.statics == rounds[-1]:
-                plan.rounds = tuple(rounds)
+                plan.rounds, plan.all_reads = tuple(rounds), frozenset(reads)
                 return plan
             rounds.append(plan.statics)
 

@@ -25,6 +25,9 @@ __all__ = ["Stored"]
 class Stored:
     """A job's files in the disk cache.
 
+    What of the values that may enter a segment it really reads is only known after a trace. So a file is named by what a
+    trace read, and where that was not everything, a file for the place lists the sets of names that traces read there.
+
     The file under the digest of what is known before the trace holds the segment, or the names of the arguments that
     it needs by value: then the digest with these values leads on, round by round as the plan found them.
     """
@@ -36,25 +39,52 @@ class Stored:
 
     def load(self, observe: Observe) -> Segment | None:
         """The segment from its file, or None where it must be compiled."""
-        statics = self.job.statics_given
+        everything = frozenset(self.job.values)
         try:
-            while True:
-                entry = self.disk.load(self._name(statics), self.job.prepared.device)
-                if entry is None:
-                    return None
-                more = entry.record.get("statics")
-                if more is None:
-                    return self._segment(entry, statics)
-                statics = statics | frozenset(more)
+            found = self._follow(everything)
+            if found is None:
+                for names in self._read_sets():
+                    if names < everything and (found := self._follow(names)) is not None:
+                        break
         except Rejected as error:
             self.rejected = True
             observe(DiskRejected(str(error)))
             return None
+        return found
+
+    def _follow(self, reads: frozenset[str]) -> Segment | None:
+        """The segment of a trace that reads these names, from file to file as its static names were found."""
+        statics = self.job.statics_given
+        while True:
+            entry = self.disk.load(self._name(reads, statics), self.job.prepared.device)
+            if entry is None:
+                return None
+            more = entry.record.get("statics")
+            if more is None:
+                return self._segment(entry, statics)
+            statics = statics | frozenset(more)
+
+    def _read_sets(self) -> list[frozenset[str]]:
+        """What traces from this place read, where it was not all that there was."""
+        entry = self.disk.load(self._place_name(), self.job.prepared.device)
+        return [] if entry is None else [frozenset(names) for names in entry.record["reads"]]
+
+    def _note(self, reads: frozenset[str]) -> None:
+        """Add to the place's list. Another process may do the same at once: then one of them compiles once more."""
+        if reads == frozenset(self.job.values):
+            return
+        try:
+            known = self._read_sets()
+        except Rejected:
+            known = []
+        if reads not in known:
+            self.disk.store(self._place_name(), {"reads": [sorted(names) for names in (*known, reads)]}, [])
 
     def save(
         self,
         segment: Segment,
         weights: Sequence[np.ndarray],
+        reads: frozenset[str],
         rounds: Sequence[frozenset[str]],
         output_trees: Sequence[int | None],
         observe: Observe,
@@ -79,9 +109,10 @@ class Stored:
                 "weights": [self._weight_record(array, arrays) for array in weights],
                 "host_outputs": {name: encode_value(v, arrays) for name, v in segment.host_outputs.items()},
             }
+            self._note(reads)
             for before, after in itertools.pairwise(rounds):
-                self.disk.store(self._name(before), {"statics": sorted(after - before)}, [])
-            for size in self.disk.store(self._name(rounds[-1]), record, arrays, segment.program):
+                self.disk.store(self._name(reads, before), {"statics": sorted(after - before)}, [])
+            for size in self.disk.store(self._name(reads, rounds[-1]), record, arrays, segment.program):
                 observe(DiskEvicted(size, "the cache folder is above its limit"))
         except (OSError, Rejected, TypeError) as error:
             observe(DiskFailed(f"{type(error).__name__}: {error}"))
@@ -126,12 +157,16 @@ class Stored:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Rejected(f"its record does not fit the graph: {type(error).__name__} {error}") from error
 
-    def _name(self, statics: frozenset[str]) -> str:
+    def _name(self, reads: frozenset[str], statics: frozenset[str]) -> str:
         job = self.job
-        by_value = job.known | (statics & frozenset(job.values))
+        by_value = job.known | statics
         layout = Layout(
-            tuple(sorted(name for name in job.values if name not in by_value)),
-            tuple(sorted(name for name in job.values if name in by_value)),
+            tuple(sorted(name for name in reads if name not in by_value)),
+            tuple(sorted(name for name in reads if name in by_value)),
         )
         facts = (job.prepared.root.digest(), job.place, job.first, layout, sorted(statics), entry_key(layout, job.values))
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    def _place_name(self) -> str:
+        facts = (self.job.prepared.root.digest(), self.job.place, "reads")
         return hashlib.sha256(repr(facts).encode()).hexdigest()
