@@ -25,7 +25,7 @@ from transmuter_async import logs
 from transmuter_async.actors import ActorStatistics, Compiled, ModelActor, Threads
 from transmuter_async.bridge import Loop, current_loop
 from transmuter_async.compiler import Batching, Options, Spec, prepare
-from transmuter_async.errors import ActorStopped, InputError, MisuseError
+from transmuter_async.errors import ActorStopped, InputError, InvalidModel, MisuseError
 from transmuter_async.graph import Model, Source, external_locations, read_model
 from transmuter_async.hub import (
     FetchedModel,
@@ -253,23 +253,31 @@ class Runtime:
         optimize: bool,
         threads: Threads,
     ) -> Model:
-        reference = await self._reference(source, revision)
+        reference = await self._reference(source, revision, variant)
         with self.telemetry.span("transmuter.load", {"source": _source(source, reference)}) as span:
             if reference is None:
                 model = await threads.run(read_local, source)
             else:
-                fetched = await (await self._client()).fetch_model(
-                    reference, external_locations, variant=variant, token=token
-                )
+                client = await self._client()
+                fetched = await client.fetch_model(reference, external_locations, variant=variant, token=token)
                 span.metadata["source"] = fetched.source
-                model = await threads.run(_read_fetched, fetched)
+                try:
+                    model = await threads.run(_read_fetched, fetched)
+                except InvalidModel:
+                    # A Hub file that can't be read is not believed any more, whatever our records say of it.
+                    repaired = await client.repair_model(fetched, token=token)
+                    if repaired is None:
+                        raise
+                    model = await threads.run(_read_fetched, repaired)
             if not optimize:
                 model = replace(model, optimize=False)
             span.metadata["node_count"] = model.node_count
             span.metadata["opset"] = model.opset
         return model
 
-    async def _reference(self, source: Any, revision: str | None) -> HubFile | os.PathLike[str] | None:
+    async def _reference(
+        self, source: Any, revision: str | None, variant: str | None
+    ) -> HubFile | os.PathLike[str] | None:
         """What the Hub client has to find, None for a source that is read as it is."""
         if isinstance(source, str):
             if is_repository(source):
@@ -281,7 +289,13 @@ class Runtime:
             raise InputError(f"revision={revision!r} was given, but {what} is no source of the Hub; leave it out")
         if isinstance(source, (str, os.PathLike)):
             assert self._threads is not None
-            return await self._threads.run(_folder, source)
+            folder = await self._threads.run(_folder, source)
+            if folder is not None or variant is None:
+                return folder
+        if variant is not None:
+            raise InputError(
+                f"variant={variant!r} chooses among the models of a repository or folder; this is one model"
+            )
         return None
 
     async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
@@ -301,7 +315,7 @@ class Runtime:
         async with self._hub_lock:
             if self._hub is None:
                 self._hub = HubClient(telemetry=self.telemetry)
-            if not self._leaves_hub and self._hub._home is None:
+            if not self._leaves_hub and not self._hub.entered:
                 await self._hub.__aenter__()
                 self._leaves_hub = True
             return self._hub

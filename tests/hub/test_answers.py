@@ -25,7 +25,7 @@ from transmuter_async.hub import (
 from transmuter_async.hub.answers import Asked, content_start, error_of, next_page, read_facts, server_wait
 
 NOW = 1_700_000_000.0
-ASKED = Asked("https://huggingface.co", "org/m", "main", "p", has_token=False)
+ASKED = Asked("https://huggingface.co", "org/m", "main", "p")
 SHA1, SHA256 = "a" * 40, "b" * 64
 
 

@@ -9,7 +9,7 @@ import email.utils
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transmuter_async.hub.errors import (
     DisabledRepoError,
@@ -25,17 +25,30 @@ from transmuter_async.hub.errors import (
 from transmuter_async.hub.listing import FileInfo
 from transmuter_async.hub.names import is_commit, normalize_etag
 
-__all__ = ["Asked", "Facts", "content_start", "error_of", "hub_warnings", "next_page", "read_facts", "server_wait"]
+__all__ = [
+    "Asked",
+    "Facts",
+    "content_start",
+    "error_of",
+    "hub_warnings",
+    "next_page",
+    "read_facts",
+    "server_wait",
+    "without_token",
+]
 
+_SHORTEST_TOKEN = 8
 LONGEST_WAIT = 301.0  # the Hub's rate limits are per 300 s
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 _REQUEST_IDS = ("X-Request-Id", "X-Amzn-Trace-Id", "X-Amz-Cf-Id")
 _DISABLED = "Access to this resource is disabled."
 _REFUSED = "Invalid credentials in Authorization header"
-_RATE_LIMIT = re.compile(r"""(?:^|;)\s*t\s*=\s*(\d+)""")
-_REMAINING = re.compile(r"""(?:^|;)\s*r\s*=\s*(\d+)""")
+# No more digits than a number of bytes or seconds can have: Python refuses to read thousands of them.
+_RATE_LIMIT = re.compile(r"""(?:^|;)\s*t\s*=\s*([0-9]{1,18})""")
+_REMAINING = re.compile(r"""(?:^|;)\s*r\s*=\s*([0-9]{1,18})""")
 _NEXT_LINK = re.compile(r"""<([^>]+)>\s*;[^,]*\brel="?next"?""")
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class Asked:
     repo: str
     revision: str
     file: str | None = None
-    has_token: bool = False
+    token: str | None = field(default=None, repr=False)  # to keep it out of what the server says
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" + ("" if self.file is None else f"/{self.file}")
@@ -89,7 +102,7 @@ def read_facts(status: int, headers: Mapping[str, str]) -> Facts:
     return Facts(
         commit if is_commit(commit) else None,
         normalize_etag(etag),
-        int(size) if size is not None and size.isascii() and size.isdigit() else None,
+        int(size) if size is not None and _NUMBER.fullmatch(size) else None,
     )
 
 
@@ -131,12 +144,12 @@ def server_wait(status: int, headers: Mapping[str, str], now: float) -> float | 
         seconds = float(reset[1])
     elif status in _RETRYABLE:
         text = headers.get("Retry-After", "").strip()
-        if text.isascii() and text.isdigit():
+        if _NUMBER.fullmatch(text):
             seconds = float(text)
         elif text:
             try:
                 seconds = email.utils.parsedate_to_datetime(text).timestamp() - now
-            except ValueError:
+            except (ValueError, OverflowError):
                 seconds = None
     return None if seconds is None else min(max(seconds, 0.0) + 1.0, LONGEST_WAIT)
 
@@ -162,7 +175,7 @@ def error_of(
     """
     code = headers.get("X-Error-Code", "")
     message = headers.get("X-Error-Message", "")
-    said = _server_text(headers, body)
+    said = _server_text(headers, body, asked.token)
     if not from_hub:
         return HubHTTPError(
             f"{asked}: the storage behind the Hub answered {status}.{said}",
@@ -183,7 +196,7 @@ def error_of(
             file=asked.file or "",
         )
     if code == "GatedRepo":
-        how = "with a token that has access" if asked.has_token else "and pass a token"
+        how = "and pass a token" if asked.token is None else "with a token that has access"
         return GatedRepoError(f"{asked.repo} is gated: request access at {page} {how}.{said}", status=status)
     if message == _DISABLED:
         return DisabledRepoError(
@@ -195,7 +208,7 @@ def error_of(
             status=status,
         )
     if code == "RepoNotFound" or (status == 401 and not code):
-        what = "the token gives no access to it" if asked.has_token else "it needs a token (HF_TOKEN or token=)"
+        what = "the token gives no access to it" if asked.token is not None else "it needs a token (HF_TOKEN or token=)"
         return RepositoryNotFoundError(
             f"{asked.repo} does not exist on {asked.endpoint}, or is private and {what}.{said}", status=status
         )
@@ -207,18 +220,24 @@ def error_of(
     )
 
 
-def hub_warnings(headers: Mapping[str, str]) -> tuple[str, str] | None:
-    """`(topic, text)` of the `X-HF-Warning` header."""
-    text = headers.get("X-HF-Warning", "").strip()
+def without_token(text: str, token: str | None) -> str:
+    """A text of a server, which may say the token back. What is shorter than any real token is no secret, and may be in any word."""
+    return text if token is None or len(token) < _SHORTEST_TOKEN else text.replace(token, "***")
+
+
+def hub_warnings(headers: Mapping[str, str], token: str | None = None) -> tuple[str, str] | None:
+    """`(topic, text)` of the `X-HF-Warning` header, without the token."""
+    text = without_token(headers.get("X-HF-Warning", "").strip(), token)
     if not text:
         return None
     topic, semicolon, rest = text.partition(";")
     return (topic.strip(), _printable(rest.strip())) if semicolon else ("", _printable(text))
 
 
-def _server_text(headers: Mapping[str, str], body: bytes) -> str:
-    said = headers.get("X-Error-Message") or _body_text(body)
+def _server_text(headers: Mapping[str, str], body: bytes, token: str | None) -> str:
+    said = without_token(headers.get("X-Error-Message") or _body_text(body), token)
     identity = next((f"{name}: {headers[name]}" for name in _REQUEST_IDS if name in headers), "")
+    identity = without_token(identity, token)
     parts = ([f'It says: "{_printable(said)}".'] if said else []) + ([f"({_printable(identity)})"] if identity else [])
     return "" if not parts else " " + " ".join(parts)
 

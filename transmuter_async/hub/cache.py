@@ -85,11 +85,18 @@ class RepoCache(RepoDisk):
             # A ref without its snapshot folder is a corrupt repository for other tools.
             self._make_folder(folder.snapshots / listing.commit)
             if not is_commit(revision):
-                for path in (folder.ref(revision), folder.head(revision)):
-                    if self._commit_at(path) != listing.commit:
-                        self._write(path, listing.commit.encode())
+                self._write_commit(folder.head(revision), listing.commit)
+                self._write_commit(folder.ref(revision), listing.commit)
         except OSError as error:
             _logger.debug("the metadata of %s is not kept: %s", folder.repo, error)
+
+    def _write_commit(self, path: Path, commit: str) -> None:
+        # One by one: where a branch `a` was, and `a/b` is now, the ref can't be written, and ours can.
+        try:
+            if self._commit_at(path) != commit:
+                self._write(path, commit.encode())
+        except OSError as error:
+            _logger.debug("%s is not kept: %s", path, error)
 
     def _scan_snapshot(self, commit: str) -> Listing | None:
         root = self.folder.snapshots / commit

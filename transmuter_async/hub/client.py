@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -42,7 +42,6 @@ from transmuter_async.version import __version__
 __all__ = ["FetchedModel", "HubClient"]
 
 T = TypeVar("T")
-R = TypeVar("R")
 Locations = Callable[[Path], Sequence[str]]
 
 
@@ -56,6 +55,7 @@ class FetchedModel:
         links: Those of the paths that are links which the reader may follow, since this client has made or checked them.
         source: `("hf", repo, file)`, or the path as text for a local folder: what events call it.
         commit: Commit of the repository, `""` for a local folder.
+        revision: As it was asked for, `""` for a local folder.
     """
 
     path: Path
@@ -63,6 +63,7 @@ class FetchedModel:
     links: frozenset[Path]
     source: tuple[str, str, str] | str
     commit: str
+    revision: str = ""
 
 
 @dataclass(slots=True)
@@ -253,6 +254,17 @@ class HubClient:
         """
         return await self._run(self._repair, repo, file, revision, token)
 
+    async def repair_model(self, model: FetchedModel, *, token: TokenArgument = None) -> FetchedModel | None:
+        """For a model that was fetched and can't be read: hashes its files, and downloads those again that have the wrong hash.
+
+        Returns:
+            The model to read again; None when nothing of it was wrong (or it is of a local folder, or offline).
+
+        Raises:
+            HubError: A file is wrong, and another one is not to be had.
+        """
+        return await self._run(self._repair_model, model, token)
+
     # -- in the loop where the coroutines run -----------------------------------------------------------------------
 
     async def _run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
@@ -287,7 +299,7 @@ class HubClient:
 
     @asynccontextmanager
     async def _load(
-        self, repo: str, revision: str, token: TokenArgument, verify: Verify | None
+        self, repo: str, revision: str, token: TokenArgument, verify: Verify | None, *, told: str | None = None
     ) -> AsyncIterator[Files]:
         entered = await self._enter()
         environment, workers = entered.environment, entered.workers
@@ -296,9 +308,9 @@ class HubClient:
         secret = environment.choose_token(token)
         async with Transport(environment, secret, workers, entered.warned, connections=self._concurrency) as transport:
             load = Load(
-                asked=Asked(environment.endpoint, repo, revision, None, secret is not None),
+                asked=Asked(environment.endpoint, repo, revision, None, secret),
                 cache=RepoCache(RepoFolder(environment.cache, repo), workers, symlinks=environment.symlinks),
-                events=Events(self._telemetry, repo, revision),
+                events=Events(self._telemetry, repo, revision if told is None else told),
                 transport=transport,
                 workers=workers,
                 locks=entered.locks,
@@ -352,7 +364,8 @@ class HubClient:
             data = list(dict.fromkeys(external_file(graph, location) for location in locations))
             found |= await self._obtain(files, data)
             links = await workers.run(_links, found.values())
-            return FetchedModel(found[graph], found, links, ("hf", asked.repo, graph), files.listing.commit)
+            source = ("hf", asked.repo, graph)
+            return FetchedModel(found[graph], found, links, source, files.listing.commit, asked.revision)
 
     async def _locations(self, files: Files, graph: str, path: Path, external: Locations) -> Sequence[str]:
         assert self._entered is not None
@@ -377,8 +390,18 @@ class HubClient:
         async with self._load(repo, revision, token, None) as files:
             return await files.repair(file)
 
+    async def _repair_model(self, model: FetchedModel, token: TokenArgument) -> FetchedModel | None:
+        if isinstance(model.source, str):
+            return None
+        # The same commit, even where the branch has moved on since.
+        async with self._load(model.source[1], model.commit, token, None, told=model.revision) as files:
+            if not any((await self._each(list(model.files), files.repair)).values()):
+                return None
+        links = await (await self._enter()).workers.run(_links, model.files.values())
+        return replace(model, links=links)
+
     async def _obtain(self, files: Files, names: Sequence[str]) -> dict[str, Path]:
-        """Several files of a load at once. The first failure cancels the others and is what is raised."""
+        """Several files of a load at once; see `_each`."""
         for name in names:
             files.find(name)  # what the listing does not have is said before anything is fetched
         collision = find_collision(names)
@@ -386,14 +409,18 @@ class HubClient:
             raise InvalidReferenceError(
                 f"{collision[0]!r} and {collision[1]!r} are one file on a disk that ignores case or Unicode forms. Ask for one of them."
             )
-        found: dict[str, Path] = {}
+        return await self._each(names, files.obtain)
+
+    async def _each(self, names: Sequence[str], work: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+        """`work` for each file of a load, several at once. The first failure cancels the others and is what is raised."""
+        found: dict[str, T] = {}
         failures: list[Exception] = []
         slots = anyio.Semaphore(self._concurrency)
 
         async def one(name: str, scope: anyio.CancelScope) -> None:
             try:
                 async with slots:
-                    found[name] = await files.obtain(name)
+                    found[name] = await work(name)
             except Exception as error:
                 failures.append(error)
                 scope.cancel()

@@ -68,7 +68,6 @@ class Download:
                 f"{self._asked} has {self._info.size} bytes; the Hub serves at most {_LARGEST} over plain HTTP. "
                 "Download it with the `hf` tool, then load it from the cache."
             )
-        await self._workers.run(self._cache.prepare_download, self._commit, self._file)
         try:
             return await self._into_place()
         except FileNotFoundError:
@@ -82,6 +81,7 @@ class Download:
 
     async def _into_place(self) -> int:
         """One partial file, from its making to its final name, or to its end."""
+        await self._workers.run(self._cache.prepare_download, self._commit, self._file)
         partial = Partial(self._cache.folder.blobs, self._info.etag, self._info.size)
         keep = True
         try:

@@ -49,11 +49,10 @@ class Environment:
     proxies: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidReferenceError(
-                "HF_ENDPOINT must be a URL like 'https://huggingface.co': it has no http(s) scheme or no host."
-            )
+        problem = _endpoint_problem(self.endpoint)
+        if problem is not None:
+            # Without its text: a password may be in it.
+            raise InvalidReferenceError(f"HF_ENDPOINT must be a URL like 'https://huggingface.co': {problem}.")
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None, *, version: str = "0") -> Environment:
@@ -105,8 +104,26 @@ class Environment:
         return token
 
 
+def _endpoint_problem(endpoint: str) -> str | None:
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port
+    except ValueError:
+        return "its host or port can't be read"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "it has no http(s) scheme or no host"
+    if port == 0 or any(character <= " " or not character.isprintable() for character in endpoint):
+        return "it has the port 0, or a space or control character in it"
+    if "@" in parts.netloc:
+        return "a user and password in it would be shown in errors; set HF_TOKEN instead"
+    if parts.query or parts.fragment:
+        return "it has a '?' or '#' part, and paths are put behind it"
+    return None
+
+
 def _path(text: str) -> Path:
-    return Path(os.path.expandvars(text)).expanduser().absolute()
+    # Not Path.expanduser, which raises where nobody knows a home folder, also when it is not needed.
+    return Path(os.path.expanduser(os.path.expandvars(text))).absolute()
 
 
 def _true(text: str | None) -> bool:
@@ -166,6 +183,8 @@ def _proxies(env: Mapping[str, str]) -> dict[str, str]:
             value = env.get(f"{scheme}_proxy".upper())
         if value:
             found[scheme] = value
-    if not found and env is os.environ:
-        found = dict(urllib.request.getproxies())  # the settings of the system, on macOS and Windows
+    for name in () if found else ("getproxies_macosx_sysconf", "getproxies_registry"):
+        settings = getattr(urllib.request, name, None)  # of the system, where it has some
+        if settings is not None:
+            found = dict(settings())
     return found

@@ -170,10 +170,12 @@ class Files:
                 await self._workers.run(self._cache.link, commit, file, etag)
                 return check
         other = await self._workers.run(self._cache.find_elsewhere, etag, info.size, commit)
-        if other is not None:
-            await self._workers.run(self._cache.adopt, commit, file, etag, other)
-            return "etag"
-        return None
+        if other is None:
+            return None
+        if self._verify == "always" and not await self._workers.run_long(self._cache.verify_file, other, etag):
+            return None
+        await self._workers.run(self._cache.adopt, commit, file, etag, other)
+        return "hash" if self._verify == "always" else "etag"
 
     async def _download(self, file: str, info: FileInfo) -> None:
         with self._load.events.download(file) as span:

@@ -24,7 +24,7 @@ import anyio
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from transmuter_async.hub.answers import hub_warnings
+from transmuter_async.hub.answers import hub_warnings, without_token
 from transmuter_async.hub.environment import Environment
 from transmuter_async.hub.errors import HubConnectionError, HubConsistencyError, HubError
 from transmuter_async.hub.workers import Workers
@@ -95,7 +95,7 @@ class Exchange:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _connection_error(error, self._url) from error
+            raise _connection_error(error, self._url) from _showable(error)
 
 
 class Transport:
@@ -160,7 +160,7 @@ class Transport:
                     yield Exchange(answer, response, url)
                     return
                 await _drain(response)
-            url = _follow(url, location)
+            url = _follow(url, location, self._token)
         raise HubConsistencyError(
             f"More than {REDIRECTS_LIMIT} redirects, the last to {shown(url)}: it goes in a circle."
         )
@@ -196,7 +196,7 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout),
             )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise _connection_error(error, url) from error
+            raise _connection_error(error, url) from _showable(error)
 
     def _proxy(self, url: str) -> str | None:
         proxies = self._environment.proxies
@@ -215,7 +215,7 @@ class Transport:
         return proxy
 
     def _pass_on_warning(self, answer: Answer) -> None:
-        found = hub_warnings(answer.headers) if answer.from_hub else None
+        found = hub_warnings(answer.headers, self._token) if answer.from_hub else None
         if found is not None and found[0] not in self._warned:
             self._warned.add(found[0])
             _logger.warning("the Hub warns: %s", found[1])
@@ -263,14 +263,27 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
         return  # then it is closed
 
 
-def _follow(url: str, location: str) -> str:
-    target = urljoin(url, location)
-    parts = urlsplit(target)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def _follow(url: str, location: str, token: str | None) -> str:
+    try:
+        target = urljoin(url, location)
+        parts = urlsplit(target)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
         raise HubConsistencyError(f"{shown(url)} redirects to something that is no web address. Nothing was kept.")
+    if without_token(target, token) != target:
+        raise HubConsistencyError(f"{shown(url)} redirects to an address that holds the token, which is refused.")
     if urlsplit(url).scheme == "https" and parts.scheme == "http":
         raise HubConsistencyError(f"{shown(url)} redirects from https to http ({shown(target)}), which is refused.")
     return target
+
+
+def _showable(error: Exception) -> Exception | None:
+    """An error as the cause of ours; None for those that show a whole URL, which may be signed, or the headers of a request."""
+    if isinstance(error, (aiohttp.ClientResponseError, aiohttp.InvalidURL)):
+        return None
+    return error if isinstance(error, (aiohttp.ClientError, OSError)) else None
 
 
 def _connection_error(error: Exception, url: str) -> HubError:
