@@ -545,13 +545,13 @@ def test_converted_estimators_equal_scikit_learn(name: str) -> None:
 
 
 def test_converted_encoders_equal_scikit_learn() -> None:
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType
     from sklearn.compose import ColumnTransformer
     from sklearn.impute import SimpleImputer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder
-    from skl2onnx import to_onnx
-    from skl2onnx.common.data_types import FloatTensorType
 
     rng = np.random.default_rng(0)
     x = rng.integers(0, 4, (90, 3)).astype(np.float32)

@@ -65,9 +65,9 @@ def attend(q: Any, k: Any, v: Any, scale: Any, *biases: Any) -> tuple[Any, Any, 
     return m.matmul(weights, v), scores, weights
 
 
-def causal_mask(queries: int, keys: int) -> np.ndarray:
-    """`(queries, keys)` of 0, and the lowest float32 where a key lies in a query's future; the last ones are aligned."""
-    future = np.arange(keys) > np.arange(queries)[:, None] + (keys - queries)
+def causal_mask(queries: int, keys: int, before: int) -> np.ndarray:
+    """`(queries, keys)` of 0, and the lowest float32 where a key lies in the future of a query, `before` keys being past."""
+    future = np.arange(keys) > np.arange(queries)[:, None] + before
     return np.where(future, OUT, np.float32(0))
 
 
@@ -144,7 +144,7 @@ def projected(
     value = attributes["mask_filter_value"]
     padding = additive_mask(mask, q.shape[0], queries, keys, FILTER if value is None else value, context, "mask_index")
     if attributes["unidirectional"]:
-        causal = causal_mask(queries, keys)
+        causal = causal_mask(queries, keys, keys - queries)
         padding = causal if padding is None else m.where(causal < 0, OUT, padding)
     scale = default_scale(attributes["scale"], q.shape[3])
     y, _, _ = attend(q, k, v, scale, padding, None if bias is None else widen(bias))
@@ -271,7 +271,9 @@ def multi_head_attention_1(
 ) -> tuple[Any, Any, Any, Any]:
     """Self- or cross-attention over projected inputs: `(output, present_key, present_value, scores)`.
 
-    `cache_indirection` belongs to DecoderMaskedMultiHeadAttention and is refused here, as in onnxruntime.
+    `unidirectional`: a query sees the keys up to its own place, counted from the end of the past (onnxruntime lets the last
+    query see all keys where there are more of them). `cache_indirection` belongs to DecoderMaskedMultiHeadAttention and
+    is refused here, as in onnxruntime.
     """
     if cache_indirection is not None:
         raise context.error("cache_indirection needs DecoderMaskedMultiHeadAttention")
@@ -295,7 +297,7 @@ def multi_head_attention_1(
         "key_padding_mask",
     )
     if unidirectional:
-        causal = causal_mask(queries, keys)
+        causal = causal_mask(queries, keys, 0 if past_key is None or cached else keys - queries)
         padding = causal if padding is None else m.where(causal < 0, OUT, padding)
     added = None if attention_bias is None else widen(attention_bias)
     y, scores, _ = attend(q, k, v, default_scale(scale, q.shape[3]), padding, added)

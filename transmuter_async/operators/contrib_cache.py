@@ -346,7 +346,10 @@ def sparse_attention_1(
     sparse_block_size: int,
     context: Context,
 ) -> tuple[Any, Any, Any]:
-    """Causal attention over a cache in which a head only sees the blocks of its layout; layouts repeat over the heads."""
+    """Causal attention over a cache in which a head only sees the blocks of its layout; layouts repeat over the heads.
+
+    Entries of different lengths are each masked by their own (onnxruntime's CPU kernel mixes them up, down to NaN).
+    """
     q, k, v = _split_qkv(query, key, value, num_heads, kv_num_heads)
     length, size = q.shape[2:]
     longest = int(context.needs(total_sequence_length, 7, "the length of the cache").reshape(-1)[0])
@@ -388,7 +391,7 @@ def sparse_attention_1(
 def _block_mask(row_indices: Any, col_indices: Any) -> Any:
     """`(layouts, blocks, blocks)` boolean out of the CSR form; entries behind the last row are padding."""
     m = xp(row_indices, col_indices)
-    entry = np.arange(col_indices.shape[1])
+    entry = np.arange(col_indices.shape[1], dtype=row_indices.dtype)
     inside = (row_indices[:, :-1, None] <= entry) & (entry < row_indices[:, 1:, None])
-    hits = col_indices[:, :, None] == np.arange(row_indices.shape[1] - 1)
+    hits = col_indices[:, :, None] == np.arange(row_indices.shape[1] - 1, dtype=col_indices.dtype)
     return m.matmul(inside.astype(np.float32), hits.astype(np.float32)) > 0

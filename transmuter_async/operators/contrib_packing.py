@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.contrib_attention import attend, default_scale
@@ -192,7 +193,9 @@ def _pairs(x: Any) -> Any:
     if x.shape[-1:] != (2,):
         raise ValueError(f"the last axis holds real and imaginary parts, so that {tuple(x.shape)} is no such tensor")
     wide = widen(x)
-    return wide[..., 0] + 1j * wide[..., 1] if xp(x) is np else xp(x).asarray(wide[..., 0] + 1j * wide[..., 1])
+    if xp(x) is np:
+        return wide[..., 0] + 1j * wide[..., 1]
+    return lax.complex(wide[..., 0], wide[..., 1])
 
 
 def _unpaired(z: Any, dtype: Any) -> Any:
