@@ -114,8 +114,12 @@ class Metadata:
                 raise
             if following is None:
                 return files
-            following = urljoin(url, following)
-            if origin_of(following) != origin_of(url):
+            try:
+                following = urljoin(url, following)
+                same = origin_of(following) == origin_of(url)
+            except ValueError:  # no address at all
+                same = False
+            if not same:
                 raise HubConsistencyError(
                     f"{self._asked}: the next page of the tree is on another server. Nothing was kept."
                 )
