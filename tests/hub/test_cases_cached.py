@@ -6,12 +6,14 @@ import errno
 import io
 import logging
 import os
+import shutil
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.hub.fake_hub import Fault, Lfs, sha256
-from tests.hub.support import World
+from tests.hub.support import World, wait_for
 from transmuter_async.hub import CacheError, ChecksumError, DiskFullError, HubHTTPError
 
 LARGE = b"weights" * 1000
@@ -316,4 +318,73 @@ async def test_a_failed_replacement_keeps_the_old_file(world: World) -> None:
     with pytest.raises(HubHTTPError):
         await world.load()
     assert path.read_bytes() == b"x" + LARGE[1:]
+    assert world.leftovers() == []
+
+
+async def test_40_always_verified_is_no_file_of_another_commit_believed(world: World) -> None:
+    old = world.fake.repo().commit({"p": Lfs(LARGE)})
+    await world.load(client={"symlinks": False})
+    wrong = b"x" + LARGE[1:]
+    place = world.pointer(old, "p")
+    stamp = place.stat()
+    place.write_bytes(wrong)
+    os.utime(place, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # our record still seems to fit
+    world.fake.repo().commit({"p": Lfs(LARGE), "q": b"2"})
+    found = await world.load("p", client={"symlinks": False, "verify": "always"})
+    assert found["p"].read_bytes() == LARGE
+    world.fake.repo().commit({"p": Lfs(LARGE), "q": b"3"})
+    world.told()
+    found = await world.load("p", client={"symlinks": False, "verify": "always"})
+    assert found["p"].read_bytes() == LARGE
+    assert world.told() in ([("info", "fetched"), ("hit", "p", "hash")], [("info", "fetched"), ("dl", "p", len(LARGE))])
+
+
+async def test_a_long_name_is_recorded_as_well(world: World) -> None:
+    name = "/".join(["ä" * 100] * 3) + ".bin"  # quoted, it is longer than a file's name can be
+    world.fake.repo().commit({name: b"1"})
+    await world.load(client={"symlinks": False})
+    world.fake.repo().commit({name: b"1", "q": b"2"})
+    for _ in range(2):
+        await world.load(name, client={"symlinks": False})
+    assert [each for each in world.told() if each[0] != "info"] == [
+        ("dl", name, 1),
+        ("hit", name, "etag"),
+        ("hit", name, "etag"),
+    ]
+
+
+async def test_a_branch_that_is_a_folder_of_branches_now(world: World) -> None:
+    repo = world.fake.repo()
+    repo.commit({"p": b"1"}, branch="feature")
+    await world.load(revision="feature")
+    del repo.branches["feature"]
+    commit = repo.commit({"p": b"2"}, branch="feature/x")
+    await world.load(revision="feature/x")
+    repo.branches.clear()
+    world.told()
+    found = await world.load(revision="feature/x")
+    assert found["p"].read_bytes() == b"2"
+    assert found["p"] == world.pointer(commit, "p")
+    assert world.told() == [("info", "saved"), ("hit", "p", "etag")]
+    assert (await world.load(revision="feature/x", client={"offline": True}))["p"].read_bytes() == b"2"
+
+
+async def test_a_long_branch_is_found_offline(world: World) -> None:
+    branch = "ö" * 100
+    world.fake.repo().commit({"p": b"1"}, branch=branch)
+    await world.load(revision=branch)
+    assert (await world.load(revision=branch, client={"offline": True}))["p"].read_bytes() == b"1"
+
+
+async def test_a_repository_removed_under_our_hands(world: World) -> None:
+    """`cache rm` of another process takes the whole folder away between the making of the partial file and its end."""
+    world.fake.repo().commit({"p": Lfs(LARGE)})
+    world.fake.fault("cdn", "p", Fault(hold=True))
+    async with world.client() as hub, anyio.create_task_group() as tasks:
+        tasks.start_soon(hub.download, "org/m")
+        await wait_for(lambda: world.fake.asked("cdn") == ["cdn p"])
+        shutil.rmtree(world.root)
+        world.fake.release()
+    assert (await world.load())["p"].read_bytes() == LARGE
+    assert ("dl", "p", len(LARGE)) in world.told()
     assert world.leftovers() == []

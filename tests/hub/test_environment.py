@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,40 @@ async def test_a_proxy_is_used_and_can_be_left_out(world: World) -> None:
         await world.load(client={"proxies": {"http": "http://u:secret@127.0.0.1:9"}}, revision="other")
     assert "secret" not in str(caught.value)
     assert world.naps.seconds == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://h:notaport",
+        "http://h:99999",
+        "http://h:0",
+        "http://[::1",
+        "http://h/a b",
+        "http://h/?x=1",
+        "https://h#x",
+        "https://user:opensesame@h",
+        "ftp://h",
+    ],
+)
+def test_an_endpoint_that_is_none(endpoint: str) -> None:
+    with pytest.raises(InvalidReferenceError, match="HF_ENDPOINT must be a URL") as caught:
+        Environment.read({"HF_ENDPOINT": endpoint, "HOME": "/nowhere"})
+    assert "opensesame" not in str(caught.value)
+
+
+def test_nobody_knows_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does for a user without one
+    monkeypatch.setattr(Path, "expanduser", lambda self: (_ for _ in ()).throw(RuntimeError("no home")))
+    found = Environment.read({"HF_HUB_CACHE": str(tmp_path)})
+    assert found.cache == tmp_path
+    assert found.token is None
+
+
+def test_the_proxies_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("getproxies_macosx_sysconf", "getproxies_registry"):
+        monkeypatch.delattr(urllib.request, name, raising=False)
+    assert Environment.read({}).proxies == {}
+    monkeypatch.setattr(urllib.request, "getproxies_registry", lambda: {"https": "http://proxy:1"}, raising=False)
+    assert Environment.read({}).proxies == {"https": "http://proxy:1"}
+    assert Environment.read({"https_proxy": "http://mine:1"}).proxies == {"https": "http://mine:1"}

@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from transmuter_async.hub.content import hash_file
-from transmuter_async.hub.errors import CacheError
+from transmuter_async.hub.errors import CacheError, InvalidReferenceError
 from transmuter_async.hub.layout import RepoFolder
-from transmuter_async.hub.names import is_commit, is_etag, normalize_etag
+from transmuter_async.hub.names import check_file, is_commit, is_etag, normalize_etag
 from transmuter_async.hub.partial import DEAD_AFTER, replace
 from transmuter_async.hub.workers import Stop
 
@@ -108,7 +108,7 @@ class RepoDisk:
         if self.look(commit, file).named == etag:
             self._record(self.folder.blob_record(etag), status, {})
         else:
-            self._record(self.folder.file_record(commit, file), status, {"etag": etag})
+            self._record(self.folder.file_record(commit, file), status, {"etag": etag, "file": file})
         return True
 
     def verify_blob(self, etag: str, stop: Stop) -> bool:
@@ -135,8 +135,8 @@ class RepoDisk:
                 or not is_commit(path.parent.name)
             ):
                 continue
-            found = self.folder.pointer(path.parent.name, unquote(path.stem))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, InvalidReferenceError):
+                found = self.folder.pointer(path.parent.name, check_file(str(data.get("file", unquote(path.stem)))))
                 status = found.stat()
                 if self._recorded(path, status) == etag and size in (None, status.st_size):
                     return found
@@ -195,7 +195,7 @@ class RepoDisk:
             else:
                 _clone(source, temporary)
                 replace(temporary, pointer)
-            self._record(self.folder.file_record(commit, file), pointer.stat(), {"etag": etag})
+            self._record(self.folder.file_record(commit, file), pointer.stat(), {"etag": etag, "file": file})
         except FileNotFoundError:
             raise  # another writer, where locks do nothing, has moved it: the caller tries again
         except OSError as error:

@@ -17,6 +17,7 @@ Pure path arithmetic; names are checked before they come here.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from urllib.parse import quote
 from transmuter_async.hub.names import repo_folder
 
 __all__ = ["RepoFolder"]
+
+
+_LONGEST_NAME = 200  # bytes; with what is put around it, below the 255 of every common file system
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class RepoFolder:
 
     def head(self, revision: str) -> Path:
         """The commit of a branch or tag, as we last saw it."""
-        return self.records / "heads" / quote(revision, safe="")
+        return self.records / "heads" / _one_name(revision)
 
     def info(self, commit: str) -> Path:
         """What the Hub said about a commit."""
@@ -89,7 +93,7 @@ class RepoFolder:
 
     def file_record(self, commit: str, file: str) -> Path:
         """Our record that a regular file of a snapshot was hashed."""
-        return self.records / "etags" / commit / f"{quote(file, safe='')}.json"
+        return self.records / "etags" / commit / f"{_one_name(file)}.json"
 
     def no_exist(self, commit: str, file: str) -> Path:
         """Another tool's note that a commit has no such file."""
@@ -102,3 +106,9 @@ class RepoFolder:
     def link_target(self, pointer: Path, etag: str) -> str:
         """Target of the relative link from a snapshot to a blob."""
         return os.path.relpath(self.blob(etag), pointer.parent)
+
+
+def _one_name(path: str) -> str:
+    """A path as the name of one file: quoted, or its hash where that is too long."""
+    name = quote(path, safe="")
+    return name if len(name) <= _LONGEST_NAME else hashlib.sha256(path.encode()).hexdigest()
