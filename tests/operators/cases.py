@@ -70,7 +70,6 @@ class Case:
         static: Inputs that stay host values in the traced form.
         skip: Outputs that are not compared.
         types: Dtypes of outputs that onnxruntime can't infer.
-        shared: Outputs by the input whose buffer onnxruntime writes them to.
         view: Output and index to the part of it that is defined.
         expected: What to compare with, instead of onnxruntime.
     """
@@ -85,7 +84,6 @@ class Case:
     view: Callable[[Any, int], Any] = lambda value, index: value
     expected: Sequence[Any] | None = None
     traced: bool = True
-    shared: dict[int, int] | None = None
     opset: int | None = None
 
     def __post_init__(self) -> None:
@@ -123,7 +121,6 @@ def check(name: str, case: Case, tolerance: Tolerance, *, domain: str = MICROSOF
             outputs=case.outputs,
             constant=case.constant,
             types=case.types,
-            shared=case.shared,
         )
     options: dict[str, Any] = {"domain": domain, "opset": case.opset, "outputs": case.outputs}
     if traced:

@@ -32,12 +32,10 @@ def onnxruntime_outputs(
     outputs: int = 1,
     constant: Sequence[int] = (),
     types: dict[int, Any] | None = None,
-    shared: dict[int, int] | None = None,
 ) -> list[Any]:
     """What onnxruntime's CPU kernel answers.
 
     Inputs at `constant` are given as initializers. `types`: dtypes of outputs that onnxruntime can't infer.
-    `shared`: outputs by the input whose buffer they have to share.
     """
     versions = OPSETS | ({} if opset is None else {domain: opset})
     names = [f"i{k}" if value is not None else "" for k, value in enumerate(inputs)]
@@ -75,22 +73,6 @@ def onnxruntime_outputs(
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    if shared:
-        binding = session.io_binding()
-        buffers = {k: onnxruntime.OrtValue.ortvalue_from_numpy(feeds[f"i{k}"]) for k in shared}
-        for name, value in feeds.items():
-            if int(name[1:]) in shared:
-                binding.bind_ortvalue_input(name, buffers[int(name[1:])])
-            else:
-                binding.bind_cpu_input(name, value)
-        sources = {output: source for source, output in shared.items()}
-        for k, name in enumerate(results):
-            if k in sources:
-                binding.bind_ortvalue_output(name, buffers[sources[k]])
-            else:
-                binding.bind_output(name)
-        session.run_with_iobinding(binding)
-        return [value.numpy() for value in binding.get_outputs()]
     return list(session.run(None, feeds))
 
 

@@ -186,7 +186,7 @@ def gated_delta_net_1(
     q, k, v = _delta_parts(query, key, value, initial_state)
     tokens, heads, size, width = q.shape[0], v.shape[1], q.shape[2], v.shape[2]
     if qk_l2_norm:
-        q, k = (x / m.sqrt((x * x).sum(-1, keepdims=True) + np.float32(1e-6)) for x in (q, k))
+        q, k = (x / m.sqrt((x * x).sum(-1, keepdims=True) + np.float32(1e-12)) for x in (q, k))
     g = b = None
     if update_rule in ("gated", "gated_delta"):
         g = _decay(widen(decay), a_log, dt_bias, gate_activation, gate_lower_bound, tokens, heads)
