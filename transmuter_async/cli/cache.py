@@ -15,6 +15,7 @@ import anyio
 
 from transmuter_async.cli.output import Output, size
 from transmuter_async.hub import cache_path, list_cache, remove_from_cache, verify_cache
+from transmuter_async.hub.workers import Stop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def execute(options: argparse.Namespace, output: Output) -> int:
     """The work blocks, so it has a thread."""
-    return await anyio.to_thread.run_sync({"ls": _ls, "verify": _verify, "rm": _rm, "path": _path}[options.action], options, output)
+    action = options.action
+    # What would be passed over is refused: `rm REPOSITORY FILE` must not remove all of the repository.
+    if options.file is not None and action != "path":
+        output.problem(f"cache {action} takes no file; {options.file!r} was given")
+        return 2
+    if options.revision is not None and (action not in ("rm", "path") or options.repository is None):
+        output.problem("--revision goes with cache rm or cache path, and a repository")
+        return 2
+    if action == "verify":
+        stop = Stop()
+        try:  # hashing may take minutes, and an interrupt must not wait for its end
+            return await anyio.to_thread.run_sync(_verify, options, output, stop, abandon_on_cancel=True)
+        finally:
+            stop.set()
+    return await anyio.to_thread.run_sync({"ls": _ls, "rm": _rm, "path": _path}[action], options, output)
 
 
 def _ls(options: argparse.Namespace, output: Output) -> int:
@@ -71,9 +86,9 @@ def _row(file: Any) -> dict[str, Any]:
     return {name: getattr(file, name) for name in ("file", "size", "etag", "checked")}
 
 
-def _verify(options: argparse.Namespace, output: Output) -> int:
+def _verify(options: argparse.Namespace, output: Output, stop: Stop) -> int:
     with output.working("hashing"):
-        results = verify_cache(repo=options.repository)
+        results = verify_cache(repo=options.repository, stop=stop)
     wrong = [each for each in results if each.result == "wrong"]
     output.data = {"results": [{"repo": r.repo, "file": r.file, "path": r.path, "result": r.result} for r in results]}
     output.table(("repository", "file", "result"), [(each.repo, each.file, each.result) for each in results])

@@ -9,15 +9,10 @@ Patterns choose files, none means all; --list shows the ONNX files, their precis
 from __future__ import annotations
 
 import argparse
-import sys
-
-import anyio
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from transmuter_async.cli.output import Output, size
+from transmuter_async.cli.progress import downloads
 from transmuter_async.runtime import Runtime
-from transmuter_async.telemetry import Subscription
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,23 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", default="main", help="branch, tag, refs/pr/N or commit (default main)")
     parser.add_argument("--list", action="store_true", help="show the ONNX files, download nothing")
     parser.add_argument("--anonymous", action="store_true", help="do not send the user's token")
-
-
-async def _bars(events: Subscription, output: Output) -> None:
-    """A bar for each file on a terminal's standard error, from the telemetry."""
-    if output.json or not sys.stderr.isatty():
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        async for event in events:
-            file = str(event.metadata["source"][-1])
-            if file not in bars:
-                bars[file] = progress.add_task(file, total=None)
-            if "bytes" in event.measurements:
-                done = event.measurements["bytes"]
-                total = event.measurements.get("total", done)
-                progress.update(bars[file], completed=done, total=total)
 
 
 async def execute(options: argparse.Namespace, output: Output) -> int:
@@ -59,15 +37,10 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
             ]
             output.table(("file", "precision", "size"), rows, right=("size",))
             return 0
-        async with (
-            anyio.create_task_group() as group,
-            runtime.telemetry.subscribe("transmuter.hub.download") as events,
-        ):
-            group.start_soon(_bars, events, output)
+        async with downloads(runtime.telemetry, output, options.repository):
             paths = await runtime.download(
                 options.repository, options.files or None, revision=options.revision, token=token
             )
-            events.close()
     output.data = {"files": {name: str(path) for name, path in paths.items()}}
     output.table(("file", "path"), paths.items())
     return 0

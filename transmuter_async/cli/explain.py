@@ -15,6 +15,7 @@ import anyio
 
 from transmuter_async.cli.inputs import add_input_arguments, dims, gather, specs
 from transmuter_async.cli.output import Output
+from transmuter_async.cli.progress import downloads
 from transmuter_async.compiler import Spec
 from transmuter_async.graph import Model, TensorType
 from transmuter_async.runtime import Runtime
@@ -40,7 +41,7 @@ def advice(model: Model, sizes: dict[str, int]) -> str:
 async def execute(options: argparse.Namespace, output: Output) -> int:
     """Load, run once or compile where the shapes are known, print the explanation."""
     async with Runtime() as runtime:
-        with output.working(f"loading {options.model}"):
+        async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
         sizes = dims(options.dim)
         static = tuple(options.static)

@@ -12,6 +12,7 @@ import anyio
 
 from transmuter_async.cli.inputs import declared
 from transmuter_async.cli.output import Output, size
+from transmuter_async.cli.progress import downloads
 from transmuter_async.runtime import Runtime
 
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def execute(options: argparse.Namespace, output: Output) -> int:
     """Load, look, print."""
     async with Runtime() as runtime:
-        with output.working(f"loading {options.model}"):
+        async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
         report = await anyio.to_thread.run_sync(model.check)
     operators = Counter({f"{use.domain or 'ai.onnx'}:{use.op_type}": use.count for use in report.operators})

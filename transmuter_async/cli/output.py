@@ -57,6 +57,7 @@ class Output:
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
         self.data: dict[str, Any] = {}
+        self._problem = False
         self.terminal = sys.stdout.isatty() and not json
         self._console = Console(highlight=False) if self.terminal else None
 
@@ -104,12 +105,13 @@ class Output:
     def problem(self, text: str, *, kind: str | None = None) -> None:
         """An error, on standard error; with `--json` as an object on standard output."""
         if self.json:
+            self._problem = True
             print(encoder.dumps({"error": text, "kind": kind}, ensure_ascii=False))
         else:
             print(f"transmuter: {text}", file=sys.stderr)
 
     def flush(self) -> None:
-        """Print what `--json` promises."""
-        if self.json:
+        """Print what `--json` promises: one object, which is the problem where there was one."""
+        if self.json and not self._problem:
             print(encoder.dumps(plain(self.data), ensure_ascii=False, indent=2))
         sys.stdout.flush()

@@ -15,6 +15,7 @@ import numpy as np
 
 from transmuter_async.cli.inputs import add_input_arguments, gather
 from transmuter_async.cli.output import Output, seconds
+from transmuter_async.cli.progress import downloads
 from transmuter_async.errors import InputError
 from transmuter_async.runtime import Runtime
 
@@ -69,7 +70,7 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         raise InputError("--repeat must be at least 1")
     names = options.outputs.split(",") if options.outputs else None
     async with Runtime() as runtime:
-        with output.working(f"loading {options.model}"):
+        async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
         inputs = await anyio.to_thread.run_sync(gather, model, options)
         compiled = await runtime.compile(model, outputs=names, compiler=options.compiler)

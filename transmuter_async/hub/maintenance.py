@@ -98,7 +98,7 @@ class Verified:
 
     Attributes:
         repo: `namespace/name`.
-        file: A name that it has in the repository.
+        file: A name that it has in the repository; its hash where no snapshot has it.
         path: Where it lies.
         result: `"right"`; `"wrong"`: it is downloaded again at the next load; `"unknown"`: nothing says which hash it must have.
         expected: The hash it must have, None when unknown.
@@ -132,12 +132,19 @@ def list_cache(cache: Path | None = None, repo: str | None = None) -> tuple[Cach
     Args:
         cache: Root of the cache; by default where the environment variables say.
         repo: Only this one.
+
+    Raises:
+        LocalEntryNotFoundError: `repo` is not in the cache.
     """
     return tuple(_describe(folder) for folder in _folders(cache, repo))
 
 
 def verify_cache(
-    cache: Path | None = None, repo: str | None = None, *, report: Callable[[Verified], object] | None = None
+    cache: Path | None = None,
+    repo: str | None = None,
+    *,
+    report: Callable[[Verified], object] | None = None,
+    stop: Stop | None = None,
 ) -> tuple[Verified, ...]:
     """Hashes every content, once. What is right is recorded, what is wrong loses its record, so that the next load replaces it.
 
@@ -145,10 +152,14 @@ def verify_cache(
         cache: Root of the cache; by default where the environment variables say.
         repo: Only this one.
         report: Called with each result as it is found.
+        stop: Set from elsewhere, it ends the check with `Stopped` (within a MiB).
+
+    Raises:
+        LocalEntryNotFoundError: `repo` is not in the cache.
     """
     results: list[Verified] = []
     for folder in _folders(cache, repo):
-        for result in _verify(folder):
+        for result in _verify(folder, Stop() if stop is None else stop):
             results.append(result)
             if report is not None:
                 report(result)
@@ -230,6 +241,8 @@ def _folder(cache: Path | None, repo: str) -> RepoFolder:
 
 def _folders(cache: Path | None, repo: str | None) -> Iterator[RepoFolder]:
     root = _root(cache)
+    if repo is not None and not RepoFolder(root, check_repo(repo)).root.is_dir():
+        raise LocalEntryNotFoundError(f"{repo} is not in the cache {root}.", repo=repo)
     for path in _listdir(root):
         if path.name.startswith(_PREFIX) and path.is_dir():
             name = path.name.removeprefix(_PREFIX).replace("--", "/")
@@ -263,29 +276,37 @@ def _describe(folder: RepoFolder) -> CachedRepo:
     return CachedRepo(folder.repo, folder.root, sum(contents.values()), partial, tuple(revisions))
 
 
-def _verify(folder: RepoFolder) -> Iterator[Verified]:
+def _verify(folder: RepoFolder, stop: Stop) -> Iterator[Verified]:
     disk = RepoDisk(folder)
-    stop = Stop()
-    done: set[str] = set()
+    done: set[tuple[str, str | None]] = set()
     for snapshot in _listdir(folder.snapshots):
         listing = _saved(folder, snapshot.name)
         for pointer in _files_below(snapshot):
-            content = os.path.realpath(pointer)
             file = pointer.relative_to(snapshot).as_posix()
             look = disk.look(snapshot.name, file)
+            known = listing.files.get(file) if listing is not None else None
+            # What the Hub said comes first: a link may lead to a blob that is right for another file.
+            expected = (known.etag if known is not None else None) or look.named or look.recorded
+            content = os.path.realpath(pointer), expected
             if content in done or not look:
                 continue
             done.add(content)
-            known = listing.files.get(file) if listing is not None else None
-            expected = look.named or (known.etag if known is not None else None) or look.recorded
             if expected is None:
                 yield Verified(folder.repo, file, pointer, "unknown", None)
+            elif look.named not in (None, expected):
+                yield Verified(folder.repo, file, pointer, "wrong", expected)
             elif disk.verify_pointer(snapshot.name, file, expected, stop):
                 yield Verified(folder.repo, file, pointer, "right", expected)
             else:
                 record = folder.blob_record(expected) if look.named else folder.file_record(snapshot.name, file)
                 record.unlink(missing_ok=True)
                 yield Verified(folder.repo, file, pointer, "wrong", expected)
+    for blob in _listdir(folder.blobs):  # those that no snapshot needs just now may be linked again
+        if is_etag(blob.name) and blob.is_file() and (os.path.realpath(blob), blob.name) not in done:
+            right = disk.verify_blob(blob.name, stop)
+            if not right:
+                folder.blob_record(blob.name).unlink(missing_ok=True)
+            yield Verified(folder.repo, blob.name, blob, "right" if right else "wrong", blob.name)
 
 
 def _saved(folder: RepoFolder, commit: str) -> Listing | None:
