@@ -446,8 +446,6 @@ async def test_weights_are_given_back() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"cold": "interpret"},
-        {"compile_after": 2},
         {"autotune": True},
         {"donate": ("x",)},
         {"replicas": 2},
@@ -478,6 +476,10 @@ async def test_misuse_is_named() -> None:
             await runtime.compile(affine(), max_concurrency=0)
         with pytest.raises(ValueError, match="cache_size"):
             await runtime.compile(affine(), cache_size=0)
+        with pytest.raises(ValueError, match="compile_after"):
+            await runtime.compile(affine(), cold="interpret", compile_after=0)
+        with pytest.raises(tm.MisuseError, match='add cold="interpret"'):
+            await runtime.compile(affine(), compile_after=2)
         for local in (affine(), "./model.onnx"):
             with pytest.raises(tm.InputError, match="revision"):
                 await runtime.load(local, revision="main")

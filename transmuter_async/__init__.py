@@ -8,7 +8,7 @@ async with Runtime() as runtime:
 from __future__ import annotations
 
 from transmuter_async.actors import ActorStatistics, Compiled
-from transmuter_async.compiler import Batching, Break, Explanation, Spec
+from transmuter_async.compiler import Batching, Break, Explanation, Spec, Why
 from transmuter_async.errors import (
     ActorStopped,
     BatchingRefused,
@@ -23,6 +23,7 @@ from transmuter_async.errors import (
     MisuseError,
     NeedsValue,
     NonFiniteError,
+    NonFiniteWarning,
     OperatorError,
     Overloaded,
     TransmuterError,
@@ -56,6 +57,7 @@ __all__ = [
     "Model",
     "NeedsValue",
     "NonFiniteError",
+    "NonFiniteWarning",
     "OperatorError",
     "Overloaded",
     "Runtime",
@@ -64,6 +66,7 @@ __all__ = [
     "Telemetry",
     "TransmuterError",
     "UnsupportedModel",
+    "Why",
     "__version__",
     "device_put",
     "run_sync",

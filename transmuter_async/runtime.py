@@ -380,12 +380,14 @@ class Runtime:
             min_segment_nodes: After a break, a run of fewer nodes is not compiled.
             breaks: "allow", or "error" to refuse a graph that breaks.
             bounds: "check" raises `IndexOutOfRange`, "clamp" takes the nearest element.
-            nonfinite: "ignore", "warn", or "error" for `NonFiniteError` at the first NaN or infinity.
+            nonfinite: "ignore"; "error" for `NonFiniteError` at the first NaN or infinity; "warn" for a `NonFiniteWarning` at the
+                line that awaits the call.
             precision: As for `Runtime`, which says the default.
             max_concurrency: Calls that compute at once; each holds its slot until its outputs are ready.
             name: Of the actor, in events and errors; made from the source by default.
-            cold: "compile". "interpret" is not available yet.
-            compile_after: Not available yet.
+            cold: Where a program is missing, "compile" has the call wait for it. "interpret" answers it at once on the host,
+                in numpy, while the program is compiled behind; later calls use it.
+            compile_after: With `cold="interpret"`: a signature is compiled only once it was asked for so many times.
             cache_dir: Folder in which programs outlive the process; see the page on the disk cache. None for none. It
                 is a trust boundary: give it to nobody else.
             batching: Dimensions that calls are padded along, to which sizes; refused where the graph mixes rows or reads
@@ -404,8 +406,6 @@ class Runtime:
         """
         group, threads = self._check()
         later = {
-            'cold="interpret"': cold != "compile",
-            "compile_after": compile_after != 1,
             "autotune": autotune,
             "donate": bool(donate),
             "replicas": replicas != 1,
@@ -415,6 +415,10 @@ class Runtime:
                 raise _not_yet(option)
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency={max_concurrency} must be at least 1")
+        if compile_after < 1:
+            raise ValueError(f"compile_after={compile_after} must be at least 1")
+        if compile_after > 1 and cold == "compile":
+            raise MisuseError(f'compile_after={compile_after} has calls answered without a program: add cold="interpret"')
         if name is not None and name in self._actors:
             raise MisuseError(
                 f"there is an actor named {name!r} in this runtime already; close it, or take another name"
@@ -430,6 +434,7 @@ class Runtime:
             cache_size=cache_size,
             min_segment_nodes=min_segment_nodes,
             breaks=breaks,
+            cold=cold,
             bounds=bounds,
             nonfinite=nonfinite,
             precision=self._precision if precision is None else precision,
@@ -450,6 +455,7 @@ class Runtime:
                 source=loaded.source,
                 specs=specs,
                 cache_size=cache_size,
+                compile_after=compile_after,
                 max_concurrency=max_concurrency,
                 span=span.id,
             )

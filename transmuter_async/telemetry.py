@@ -334,9 +334,10 @@ class Span:
         id: What ties the events together: their metadata `span`.
         metadata: Additions to the metadata of the stop; fill it inside the block.
         measurements: Additions to the measurements of the stop.
+        started: `time.monotonic_ns()` of its start; 0 before.
     """
 
-    __slots__ = ("_bus", "_call", "_facts", "_name", "_parent", "_started", "_token", "id", "measurements", "metadata")
+    __slots__ = ("_bus", "_call", "_facts", "_name", "_parent", "_token", "id", "measurements", "metadata", "started")
 
     def __init__(
         self, bus: Telemetry, name: str, facts: Mapping[str, Any], parent: int | None, call: int | None
@@ -346,7 +347,7 @@ class Span:
         self._facts = facts
         self._parent = parent
         self._call = call
-        self._started = 0
+        self.started = 0
         self._token: contextvars.Token[Span | None] | None = None
         self.id = next(_ids)
         self.metadata: dict[str, Any] = {}
@@ -354,11 +355,11 @@ class Span:
 
     def start(self) -> Self:
         """Emit `NAME.start`. For spans that begin and end in different functions; else use `with`."""
-        self._started = time.monotonic_ns()
+        self.started = time.monotonic_ns()
         if self._bus.wants(self._name + ".start"):
             self._bus.emit(
                 self._name + ".start",
-                {"system_time": time.time_ns(), "monotonic_time": self._started},
+                {"system_time": time.time_ns(), "monotonic_time": self.started},
                 self._tied({}),
             )
         return self
@@ -369,7 +370,7 @@ class Span:
             now = time.monotonic_ns()
             self._bus.emit(
                 self._name + ".stop",
-                {"duration": now - self._started, "monotonic_time": now, **self.measurements},
+                {"duration": now - self.started, "monotonic_time": now, **self.measurements},
                 self._tied(self.metadata),
             )
 
@@ -379,7 +380,7 @@ class Span:
             now = time.monotonic_ns()
             self._bus.emit(
                 self._name + ".exception",
-                {"duration": now - self._started, "monotonic_time": now},
+                {"duration": now - self.started, "monotonic_time": now},
                 self._tied(
                     {
                         "kind": "cancelled" if is_cancellation(error) else "error",

@@ -90,12 +90,14 @@ class FakeCompiler:
     Attributes:
         compiles, computes: The gates.
         failing: Error by key: such compiles fail.
+        cold: Whether calls go on without a program that is missing.
     """
 
     def __init__(self) -> None:
         self.compiles = Gate()
         self.computes = Gate()
         self.failing: dict[str, Exception] = {}
+        self.cold = False
         self.released = 0
 
 
@@ -106,6 +108,10 @@ class FakeJob:
         self.place = (position,)
         self.position = position
         self.shapes = ((key, ((), "int64")),)
+        self.light = False
+
+    def lighten(self) -> None:
+        self.light = True
 
     def run(self, observe: Any) -> Any:
         observe(SegmentStarted(self.position, self.shapes))
@@ -172,9 +178,17 @@ class FakeExecution:
 
     def advance(self, cache: FakeCache, observe: Any) -> Finished | Missing:
         keys = self.inputs["keys"]
+        compiled = False
+        wanted: list[Any] = []
         while self.position < len(keys):
             job = FakeJob(self.compiler, self.position, keys[self.position])
             found = cache.get(job.key)
+            if found is None and self.compiler.cold:
+                observe(CacheMiss(job.position, job.shapes, cold=True))
+                wanted.append(job)
+                self.position += 1
+                continue
+            compiled = True
             if found is None:
                 observe(CacheMiss(job.position, job.shapes))
                 self.missed = True
@@ -186,7 +200,8 @@ class FakeExecution:
             if self.inputs.get("fails"):
                 raise ValueError(f"the graph refuses {self.inputs['x']}")
             self.position += 1
-        return Finished({"y": 100 + self.inputs["x"]}, "compiled")
+        tier = "compiled" if not wanted else "mixed" if compiled else "interpreted"
+        return Finished({"y": 100 + self.inputs["x"]}, tier, tuple(wanted))
 
 
 class FakePrepared:
@@ -196,7 +211,7 @@ class FakePrepared:
     def __init__(self, compiler: FakeCompiler) -> None:
         self.compiler = compiler
         self.model: Any = SimpleNamespace(source="fake.onnx")
-        self.options = SimpleNamespace(compiler="xla", precision="highest")
+        self.options = SimpleNamespace(compiler="xla", precision="highest", nonfinite="ignore")
         self.graph_break: bool | None = False
 
     def take_inputs(self, inputs: Any, copy: bool | None = None) -> dict[str, Any]:
@@ -206,6 +221,9 @@ class FakePrepared:
 
     def start(self, inputs: Any, *, seed: int, device: bool) -> FakeExecution:
         return FakeExecution(self.compiler, inputs)
+
+    def find_break(self) -> None:
+        pass
 
     def spec_job(self, specs: Any) -> FakeJob:
         return FakeJob(self.compiler, 0, specs["keys"])

@@ -9,8 +9,7 @@ import anyio
 import pytest
 
 from tests.actors.fakes import fake_model, own_threads
-from transmuter_async.actors import Compiled
-from transmuter_async.actors import model as model_module
+from transmuter_async.actors import Compiled, compiles
 from transmuter_async.errors import ActorStopped, DeadlineExceeded, InputError, MisuseError, Overloaded
 from transmuter_async.telemetry import Telemetry
 from transmuter_async.testing import Recorder
@@ -192,7 +191,7 @@ async def test_a_failed_compile_answers_all_is_not_cached_and_soon_tried_again(m
         with pytest.raises(ValueError, match="XLA says no"):
             await compiled.run({"x": 5})
         assert compiler.compiles.came == [(0, "a")]  # within a second it is not tried again
-        monkeypatch.setattr(model_module, "RETRY", 0)
+        monkeypatch.setattr(compiles, "RETRY", 0)
         del compiler.failing["a"]
         assert await compiled.run({"x": 6}) == {"y": 106}
         assert compiler.compiles.came == [(0, "a")] * 2

@@ -68,7 +68,7 @@ async def test_storm(limit: int) -> None:
         assert (statistics.waiting, statistics.running) == (0, 0)
         actor = compiled._actor
         assert not actor._calls
-        assert not actor._compiles
+        assert not actor._book.current
         assert not actor._asks
     gc.collect()  # an un-retrieved exception would be told here, and warnings are errors
     assert not own_threads()

@@ -1,4 +1,4 @@
-"""A call and a compile on their way through the model actor: what the loop knows of each."""
+"""A call on its way through the model actor: what the loop knows of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from transmuter_async.actors.events import Observer
 from transmuter_async.actors.messages import Run
-from transmuter_async.actors.reply import AnyReply, Reply
-from transmuter_async.compiler import CompileJob, Execution, Segment, SegmentCache
+from transmuter_async.actors.reply import AnyReply
+from transmuter_async.compiler import Execution, Segment, SegmentCache
 from transmuter_async.errors import DeadlineExceeded
 
-__all__ = ["Call", "Compile", "SharedCache", "deadline_exceeded"]
+__all__ = ["Call", "SharedCache", "deadline_exceeded"]
 
 Place = Literal["waiting", "running", "compiling", "done"]
 
@@ -25,12 +25,14 @@ class Call:
         queued: Nanoseconds that it waited before it was taken up; None before.
         compiling: Nanoseconds that it waited for compiles.
         tier: Which tier answered; None before.
+        heard: What `nonfinite="warn"` has to say; None for nothing.
     """
 
     __slots__ = (
         "began",
         "compiling",
         "execution",
+        "heard",
         "installed",
         "message",
         "observer",
@@ -53,21 +55,7 @@ class Call:
         self.paused = 0
         self.installed = 0
         self.tier: str | None = None
-
-
-class Compile:
-    """One compile of one key, and who waits for it."""
-
-    __slots__ = ("job", "keep", "observer", "place", "replies", "waiters", "wide")
-
-    def __init__(self, job: CompileJob, observer: Observer, *, wide: bool, keep: bool) -> None:
-        self.job = job
-        self.observer = observer
-        self.wide = wide
-        self.keep = keep
-        self.place: Literal["queued", "running", "installing"] = "queued"
-        self.waiters: dict[Call, None] = {}
-        self.replies: list[Reply[Segment]] = []
+        self.heard: list[str] | None = None
 
 
 class SharedCache(SegmentCache):

@@ -52,14 +52,19 @@ class Observer:
     Attributes:
         stopped: Set by the loop when the caller has left: the next step is not taken.
         deadline: `time.monotonic_ns()` after which the next step is not taken.
+        position: Of the segment that runs now, None while none does.
+        timings: What ended: ("segment" | "break" | "compile", position, nanoseconds). A segment's time is that of its thread;
+            a device may work on into what comes after.
     """
 
     __slots__ = (
         "_breaks",
         "_extra",
         "_facts",
+        "_missed",
         "_segment",
         "_segment_began",
+        "_since",
         "_telemetry",
         "call",
         "compile_failures",
@@ -70,7 +75,9 @@ class Observer:
         "hits",
         "misses",
         "parent",
+        "position",
         "stopped",
+        "timings",
     )
 
     def __init__(
@@ -95,6 +102,22 @@ class Observer:
         self._segment: Span | None = None
         self._segment_began = 0
         self._breaks: list[Span] = []  # an If or a Loop that breaks may hold further breaks
+        self.position: int | None = None
+        self._since = 0
+        self._missed: int | None = None
+        self.timings: list[tuple[str, int, int]] = []
+
+    def resumed(self) -> None:
+        """The program that was missing is there, and runs now."""
+        self.position, self._since = self._missed, time.monotonic_ns()
+
+    def ended(self) -> int:
+        """The segment that ran, if one did, has ended: now, which is returned."""
+        now = time.monotonic_ns()
+        if self.position is not None:
+            self.timings.append(("segment", self.position, now - self._since))
+            self.position = None
+        return now
 
     def check(self) -> None:
         """Raise `Abandoned` when the caller has left or its deadline has passed."""
@@ -106,13 +129,20 @@ class Observer:
         if isinstance(fact, CacheHit):
             self.check()
             self.hits += 1
+            now = self._since = self.ended()
+            self.position = fact.position
             if self._telemetry.wants("transmuter.cache.hit"):
-                self._telemetry.emit("transmuter.cache.hit", {"count": 1}, self._placed(fact))
+                self._telemetry.emit("transmuter.cache.hit", {"count": 1, "monotonic_time": now}, self._placed(fact))
         elif isinstance(fact, CacheMiss):
             self.check()
             self.misses += 1
+            now = self.ended()
+            self._missed = None if fact.cold else fact.position
             if self._telemetry.wants("transmuter.cache.miss"):
-                self._telemetry.emit("transmuter.cache.miss", {"count": 1}, self._placed(fact))
+                metadata = self._placed(fact)
+                if fact.cold:
+                    metadata["cold"] = True
+                self._telemetry.emit("transmuter.cache.miss", {"count": 1, "monotonic_time": now}, metadata)
         elif isinstance(fact, CacheEvict):
             self.evictions += 1
             if self._telemetry.wants("transmuter.cache.evict"):
@@ -146,6 +176,7 @@ class Observer:
             )
 
     def _broke(self, fact: BreakStarted | BreakDone | BreakFailed) -> None:
+        now = self.ended()
         if isinstance(fact, BreakStarted):
             self.check()
             facts = {**self._facts, "position": fact.position, "node": fact.node, "op_type": fact.op_type}
@@ -153,6 +184,7 @@ class Observer:
         elif self._breaks:
             span = self._breaks.pop()
             if isinstance(fact, BreakDone):
+                self.timings.append(("break", fact.position, now - span.started))
                 span.stop()
             else:
                 span.fail(fact.error)
@@ -165,7 +197,9 @@ class Observer:
                 facts.update(self._extra)
             self._segment = self._span("transmuter.segment.compile", facts).start()
             return
-        self.compile_time += time.monotonic_ns() - self._segment_began
+        took = time.monotonic_ns() - self._segment_began
+        self.compile_time += took
+        self.timings.append(("compile", fact.position, took))
         span, self._segment = self._segment, None
         if isinstance(fact, SegmentReady):
             self.compiles += fact.compiled

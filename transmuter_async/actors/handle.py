@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -12,12 +13,12 @@ from anyio.lowlevel import checkpoint
 
 from transmuter_async.actors.calls import Call, deadline_exceeded
 from transmuter_async.actors.events import Observer
-from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Run, Warm
+from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Run, Warm, WhyMiss
 from transmuter_async.actors.model import ModelActor
 from transmuter_async.actors.reply import AnyReply, Reply, ThreadReply
 from transmuter_async.bridge import current_loop_or_none
-from transmuter_async.compiler import Explanation, Prepared, Spec
-from transmuter_async.errors import MisuseError
+from transmuter_async.compiler import Explanation, Prepared, Spec, Why
+from transmuter_async.errors import MisuseError, NonFiniteWarning
 from transmuter_async.graph import Model
 from transmuter_async.telemetry import Span
 
@@ -89,6 +90,9 @@ class Compiled:
             DeadlineExceeded: `timeout` passed.
             MisuseError: Another event loop or process, or a forked child.
             TransmuterError: What the graph itself raises: `IndexOutOfRange`, `OperatorError`, …
+
+        Warns:
+            NonFiniteWarning: With `nonfinite="warn"`, where this call is awaited.
         """
         return self._run(*self._take(inputs, copy), device, seed, timeout, nowait=False)
 
@@ -158,6 +162,8 @@ class Compiled:
             span.fail(error)
             raise
         self._stop(span, call)
+        if call.heard is not None:
+            _warn(call.heard)
         return outputs
 
     def _call(
@@ -223,7 +229,9 @@ class Compiled:
             span.metadata["tier"] = call.tier
             span.measurements["queued"] = call.queued or 0
             span.measurements["compiling"] = call.compiling
-            return outputs
+        if call.heard is not None:
+            _warn(call.heard)
+        return outputs
 
     async def warm(self, specs: Mapping[str, Spec] | Iterable[Mapping[str, Spec]]) -> None:
         """Compile signatures ahead of traffic, several at once on idle cores; those that are cached cost nothing.
@@ -241,8 +249,21 @@ class Compiled:
         signatures = (specs,) if isinstance(specs, Mapping) else tuple(specs)
         await _unwrapped(self._actor.ask(Warm(signatures)))
 
+    async def why(self, inputs: Mapping[str, Any]) -> Why:
+        """Tell, without running, whether a call of these inputs would find its program, and if not, what differs from the
+        nearest one that is cached, and which buckets would serve both.
+
+        Args:
+            inputs: As for `run`; arrays of the right shapes will do, unless a value is part of the key.
+
+        Raises:
+            InputError: The inputs do not fit the graph.
+            ActorStopped: The actor has ended.
+        """
+        return await self._actor.ask(WhyMiss(inputs))  # type: ignore[no-any-return]
+
     async def explain(self) -> Explanation:
-        """The segments compiled so far and the breaks between them: where, why, and what to do about it."""
+        """The segments compiled so far and the breaks between them: where, why, what they cost, and what to do about it."""
         return await self._actor.ask(Explain())  # type: ignore[no-any-return]
 
     async def statistics(self) -> ActorStatistics:
@@ -263,6 +284,12 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<Compiled {self.name!r} {self.state}>"
+
+
+def _warn(texts: Iterable[str]) -> None:
+    """Warn at the line that awaits the call, or calls; an error there when the user's filters make it one."""
+    for text in texts:
+        warnings.warn(text, NonFiniteWarning, stacklevel=3)
 
 
 def _submit(actor: ModelActor, call: Call) -> None:

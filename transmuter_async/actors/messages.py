@@ -8,7 +8,7 @@ from typing import Any
 
 from transmuter_async.compiler import Spec
 
-__all__ = ["ActorStatistics", "ClearCache", "Explain", "Message", "Run", "Statistics", "Warm"]
+__all__ = ["ActorStatistics", "ClearCache", "Explain", "Message", "Run", "Statistics", "Warm", "WhyMiss"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +44,17 @@ class Explain:
     """The reply is the compiler's `Explanation`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WhyMiss:
+    """The reply is the compiler's `Why` for a call of these inputs, which is not made.
+
+    Attributes:
+        inputs: As for `Run`, but not taken over.
+    """
+
+    inputs: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """The reply is what the cache holds, and the bytes of its programs."""
@@ -54,7 +65,7 @@ class ClearCache:
     """Drop every compiled segment, the one kept for the shapes given to `compile` too. The reply is None."""
 
 
-Message = Warm | Explain | Statistics | ClearCache
+Message = Warm | Explain | WhyMiss | Statistics | ClearCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 Who may touch what:
 
 - The loop: calls, slots, waiters, counters. Plain functions that never wait.
-- The run threads (`max_concurrency` of them): the segment cache, and the calls that hold a slot.
-- The compile threads: a compile job, while it runs.
+- The run threads (`max_concurrency` of them): the segment cache, and the calls that hold a slot. See `work.py`.
+- The compile threads: a compile job, while it runs. See `compiles.py` for which one is next.
 
 The way of a call. `submit` puts it into a run thread's queue at once when a slot is free, else into the mailbox. The
 thread advances it as far as programs are cached; `_settle` answers it. Where a program is missing the call gives its slot
 back and waits for the one compile of that key; `_compiled` has the program put into the cache and queues the call again,
-in front. So a cached call costs one hop, and is never behind somebody else's compile.
+in front. So a cached call costs one hop, and is never behind somebody else's compile. A cold call (`cold="interpret"`) is
+answered without the program, and says which one it missed; that is compiled behind it.
 
 A slot is held until the thread is done, also when the caller has left. A caller that leaves marks its call: queued, it is
 never run; running, it ends before its next step, unheard.
@@ -22,7 +23,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -30,8 +31,10 @@ from typing import Any, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
+from transmuter_async.actors import work
 from transmuter_async.actors.actor import Actor
-from transmuter_async.actors.calls import Call, Compile, SharedCache, deadline_exceeded
+from transmuter_async.actors.calls import Call, SharedCache, deadline_exceeded
+from transmuter_async.actors.compiles import Compile, CompileBook, Rank
 from transmuter_async.actors.events import Abandoned, Observer
 from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Message, Statistics, Warm
 from transmuter_async.actors.reply import Reply, again
@@ -45,18 +48,14 @@ from transmuter_async.compiler import (
     Segment,
     SegmentCache,
     Spec,
-    explain,
     pinned,
 )
 from transmuter_async.errors import ActorStopped, InputError, Overloaded
-from transmuter_async.telemetry import Telemetry, detached
+from transmuter_async.telemetry import Telemetry
 
 __all__ = ["ModelActor"]
 
 T = TypeVar("T")
-
-RETRY = 1_000_000_000
-"""Nanoseconds for which a failed compile answers, before it is tried again."""
 
 
 class ModelActor(Actor):
@@ -69,6 +68,7 @@ class ModelActor(Actor):
         source: The model's source, for events.
         specs: Signature to compile at the start, and to keep outside of the cache.
         cache_size: Segments kept for each position.
+        compile_after: Cold calls that a key takes before its program is compiled behind them.
         max_concurrency: Calls that compute at once.
         mailbox: Calls that may wait before `nowait` is refused.
         span: The span of the compile that this actor starts in, for the events of its first segment.
@@ -93,6 +93,7 @@ class ModelActor(Actor):
         source: Any,
         specs: Mapping[str, Spec] | None,
         cache_size: int,
+        compile_after: int = 1,
         max_concurrency: int = 1,
         mailbox: int = 256,
         span: int | None = None,
@@ -102,7 +103,7 @@ class ModelActor(Actor):
         self.max_concurrency = max_concurrency
         self.mailbox = mailbox
         self.seeds = random.Random()  # noqa: S311 - of random operators; our own, so that the application's stays its own
-        self.run_job: Callable[[CompileJob, Observe], Segment] = _run_job
+        self.run_job: Callable[[CompileJob, Observe], Segment] = work.run_job
         self.used = time.monotonic_ns()
         self.weight_bytes = 0
         self.program_bytes = 0
@@ -111,6 +112,8 @@ class ModelActor(Actor):
         self._make = make
         self._specs = specs
         self._cache_size = cache_size
+        self._compile_after = compile_after
+        self._advance = work.advance
         self._span = span
         self.metadata: dict[str, Any] = {"source": source, "actor": name}
         self._generation = 0
@@ -123,12 +126,8 @@ class ModelActor(Actor):
         self._queued = 0  # entries of `_mail` that somebody still waits for
         self._paused = 0  # calls that wait for a compile
         self._running = 0
-        self._compiles: dict[Any, Compile] = {}
-        self._compile_queue: deque[Compile] = deque()
-        self._compiling = 0
-        self._failed: dict[Any, tuple[int, BaseException]] = {}
-        self._installs: deque[tuple[int, Any]] = deque(maxlen=64)
-        self._install_count = 0
+        self._book = CompileBook()
+        self._timings: dict[tuple[str, int], tuple[int, int]] = {}
         self._counts = dict.fromkeys(
             ("calls", "answered", "failed", "abandoned", "rejected", "peak_running", "hits", "misses", "evictions"), 0
         ) | {"compiles": 0, "compile_failures": 0, "compile_time": 0}
@@ -176,9 +175,9 @@ class ModelActor(Actor):
                 self._reject(why)
         elif call.place == "compiling":
             self._paused -= 1
-            for compile in list(self._compiles.values()):
+            for compile in list(self._book.current.values()):
                 if compile.waiters.pop(call, call) is None:
-                    self._drop_unwanted(compile)
+                    self._book.drop_unwanted(compile)
         self._forget(call)
 
     async def ask(self, message: Message) -> Any:
@@ -189,7 +188,10 @@ class ModelActor(Actor):
             raise self.stopped_error()
         if isinstance(message, Warm):
             return await self._warm(message)
-        return await self._ask_thread(self._run_threads, self._answer, message, self._cache)
+        timings = dict(self._timings) if isinstance(message, Explain) else {}
+        if isinstance(message, ClearCache):
+            self._timings.clear()
+        return await self._ask_thread(self._run_threads, work.answer, self.prepared, message, self._cache, timings)
 
     async def statistics(self) -> ActorStatistics:
         """Counts up to now."""
@@ -228,53 +230,12 @@ class ModelActor(Actor):
         """Whether `thread` computes or compiles for this actor. From any thread."""
         return any(each is not None and each.owns(thread) for each in (self._run_threads, self._compile_threads))
 
-    # In the run thread.
-
-    def _advance(self, call: Call, cache: SegmentCache) -> Finished | Missing:
-        observer = call.observer
-        observer.check()
-        execution = call.execution
-        if execution is None:
-            message, prepared = call.message, self.prepared
-            if message is None or prepared is None:
-                raise Abandoned
-            execution = call.execution = prepared.start(message.inputs, seed=message.seed, device=message.device)
-        return execution.advance(cache, observer)
-
-    def _answer(self, message: Message, cache: SegmentCache) -> Any:
-        if isinstance(message, Explain):
-            assert self.prepared is not None
-            return explain(self.prepared, cache)
-        if isinstance(message, ClearCache):
-            cache.clear()
-            return None
-        return cache.statistics(), *self._sizes(cache)
-
-    def _put(self, cache: SegmentCache, segment: Segment, compile: Compile) -> tuple[int, int]:
-        cache.put(segment, compile.observer, keep=compile.keep)
-        return self._sizes(cache)
-
-    def _take(self, cache: SegmentCache, what: str) -> int:
-        """Drop what the memory budget asks for; how many bytes that were."""
-        weights, programs = self._sizes(cache)
-        if what == "programs":
-            cache.clear()
-            return programs
-        if self.prepared is not None:
-            self.prepared.release()
-        return weights
-
-    def _sizes(self, cache: SegmentCache) -> tuple[int, int]:
-        # Never on the loop: the table of weights is locked while one of them is copied to the device.
-        weights = 0 if self.prepared is None else self.prepared.weight_bytes()
-        return weights, sum(_program_bytes(segment) for segment in cache.segments())
-
-    # On the loop again.
+    # Calls.
 
     def _start(self, call: Call) -> None:
         assert self._run_threads is not None
         call.place = "running"
-        call.installed = self._install_count
+        call.installed = self._book.installed
         self._running += 1
         self._counts["peak_running"] = max(self._counts["peak_running"], self._running)
         if call.queued is None:
@@ -282,6 +243,7 @@ class ModelActor(Actor):
         generation = self._generation
         self._run_threads.submit(
             self._advance,
+            self.prepared,
             call,
             self._cache,
             done=lambda step, error: self._settle(call, generation, step, error),
@@ -304,6 +266,8 @@ class ModelActor(Actor):
             elif step is not None:
                 call.tier = step.tier
                 self._give(call, step.outputs, None)
+        if isinstance(step, Finished) and step.wanted and self.state == "running":
+            self._want(step.wanted, call.installed)
         self._next()
 
     def _count(self, observer: Observer) -> None:
@@ -312,6 +276,11 @@ class ModelActor(Actor):
         counts["misses"] += observer.misses
         counts["evictions"] += observer.evictions
         observer.hits = observer.misses = observer.evictions = 0
+        if observer.timings:
+            for kind, position, nanoseconds in observer.timings:
+                count, total = self._timings.get((kind, position), (0, 0))
+                self._timings[kind, position] = (count + 1, total + nanoseconds)
+            observer.timings.clear()
 
     def _next(self) -> None:
         while self._mail and self._running < self.max_concurrency and self.state in ("running", "stopping"):
@@ -319,6 +288,11 @@ class ModelActor(Actor):
             if call in self._calls and call.place == "waiting":
                 self._queued -= 1
                 self._start(call)
+
+    def _requeue(self, call: Call) -> None:
+        call.place = "waiting"
+        self._mail.appendleft(call)
+        self._queued += 1
 
     def _give(self, call: Call, outputs: Mapping[str, Any] | None, error: BaseException | None) -> None:
         self._counts["answered" if error is None else "failed"] += 1
@@ -345,46 +319,43 @@ class ModelActor(Actor):
 
     def _miss(self, call: Call, job: CompileJob) -> None:
         key = job.key
-        failed = self._failed.get(key)
-        if failed is not None and time.monotonic_ns() - failed[0] < RETRY:
-            self._give(call, None, again(failed[1]))
+        failed = self._book.failure(key)
+        if failed is not None:
+            self._give(call, None, again(failed))
             return
-        if any(count > call.installed and key == done for count, done in self._installs):
+        if self._book.came(key, call.installed):
             self._requeue(call)  # it came while another run thread looked
             return
         call.place = "compiling"
         call.paused = time.monotonic_ns()
         self._paused += 1
         observer = Observer(self.telemetry, self.metadata, call=call.observer.call, parent=call.observer.parent)
-        self._compile(job, observer, wide=False).waiters[call] = None
+        self._compile(job, observer, Rank.CALL).waiters[call] = None
 
-    def _compile(self, job: CompileJob, observer: Observer, *, wide: bool, keep: bool = False) -> Compile:
-        compile = self._compiles.get(job.key)
+    def _want(self, jobs: Iterable[CompileJob], installed: int) -> None:
+        """Compile behind what a cold call has missed, once it was asked for often enough. Nobody waits for it."""
+        for job in jobs:
+            if not self._book.came(job.key, installed) and self._book.want(job.key, self._compile_after):
+                self._compile(job, Observer(self.telemetry, self.metadata, extra={"background": True}), Rank.BEHIND)
+
+    def _compile(self, job: CompileJob, observer: Observer, rank: Rank, *, keep: bool = False) -> Compile:
+        compile = self._book.current.get(job.key)
         if compile is None:
-            compile = self._compiles[job.key] = Compile(job, observer, wide=wide, keep=keep)
-            if wide:
-                self._compile_queue.append(compile)
-            else:  # calls come before what nobody waits for yet, in their own order
-                place = next((i for i, each in enumerate(self._compile_queue) if each.wide), len(self._compile_queue))
-                self._compile_queue.insert(place, compile)
-            self._next_compile()
+            compile = Compile(job, observer, rank, keep=keep)
+            self._book.add(compile)
+        else:
+            self._book.promote(compile, rank)
+        self._next_compile()
         return compile
 
     def _next_compile(self) -> None:
         assert self._compile_threads is not None
-        while self._compile_queue:
-            compile = self._compile_queue[0]
-            if self._compiling >= (self._compile_threads.limit if compile.wide else 1):
-                return
-            self._compile_queue.popleft()
-            compile.place = "running"
-            self._compiling += 1
-            generation = self._generation
+        while (compile := self._book.start(self._compile_threads.limit)) is not None:
             self._compile_threads.submit(
                 self.run_job,
                 compile.job,
                 compile.observer,
-                done=partial(self._compiled, compile, generation),
+                done=partial(self._compiled, compile, self._generation),
             )
 
     def _compiled(
@@ -392,7 +363,7 @@ class ModelActor(Actor):
     ) -> None:
         if generation != self._generation:
             return
-        self._compiling -= 1
+        self._book.ended(compile)
         for name in ("compiles", "compile_failures", "compile_time"):
             self._counts[name] += getattr(compile.observer, name)
         self.checkpoint()
@@ -400,9 +371,9 @@ class ModelActor(Actor):
             assert error is not None
             self._installed(compile, generation, None, error)
         elif self._run_threads is not None:
-            compile.place = "installing"
             self._run_threads.submit(
-                self._put,
+                work.install,
+                self.prepared,
                 self._cache,
                 segment,
                 compile,
@@ -422,16 +393,10 @@ class ModelActor(Actor):
             return
         self.checkpoint()
         self._count(compile.observer)
-        del self._compiles[compile.job.key]
+        self._book.settle(compile, error)
         now = time.monotonic_ns()
-        if error is not None:
-            self._failed = {key: entry for key, entry in self._failed.items() if now - entry[0] < RETRY}
-            self._failed[compile.job.key] = (now, detached(error))
-        else:
-            if sizes is not None:
-                self._restored(*sizes)
-            self._install_count += 1
-            self._installs.append((self._install_count, compile.job.key))
+        if sizes is not None and error is None:
+            self._restored(*sizes)
         for reply in compile.replies:
             reply.settle(segment, None if error is None else again(error))
         for call in reversed(compile.waiters):
@@ -442,6 +407,7 @@ class ModelActor(Actor):
             else:
                 self._give(call, None, again(error))
         self._next()
+        self._next_compile()
         if error is None:
             self.grown()
 
@@ -450,7 +416,7 @@ class ModelActor(Actor):
     @property
     def idle(self) -> bool:
         """Whether it has no call and no compile now."""
-        return self.state == "running" and not self._calls and not self._compiles
+        return self.state == "running" and not self._calls and not self._book.current
 
     def release(self, what: str, then: Callable[[], None]) -> bool:
         """Give "programs" or "weights" back, for the memory budget; they come back with the next call.
@@ -462,7 +428,7 @@ class ModelActor(Actor):
         Returns:
             False when there is nothing to give, or the actor is not idle.
         """
-        nothing = not (self.weight_bytes if what == "weights" else self._install_count) or what in self._gone
+        nothing = not (self.weight_bytes if what == "weights" else self._book.installed) or what in self._gone
         if nothing or not self.idle or self._run_threads is None:
             return False
         generation = self._generation
@@ -477,7 +443,7 @@ class ModelActor(Actor):
             then()
 
         self._gone.add(what)
-        self._run_threads.submit(self._take, self._cache, what, done=done)
+        self._run_threads.submit(work.release, self.prepared, self._cache, what, done=done)
         return True
 
     def _restored(self, weights: int, programs: int) -> None:
@@ -490,18 +456,6 @@ class ModelActor(Actor):
         if self.telemetry.wants(f"transmuter.memory.{how}"):
             self.telemetry.emit(f"transmuter.memory.{how}", {"bytes": size}, {**self.metadata, "what": what})
 
-    # Compiles, once more.
-
-    def _requeue(self, call: Call) -> None:
-        call.place = "waiting"
-        self._mail.appendleft(call)
-        self._queued += 1
-
-    def _drop_unwanted(self, compile: Compile) -> None:
-        if compile.place == "queued" and not compile.waiters and not compile.replies:
-            self._compile_queue.remove(compile)
-            del self._compiles[compile.job.key]
-
     async def _warm(self, message: Warm) -> None:
         async with anyio.create_task_group() as group:
             for specs in message.signatures:
@@ -509,7 +463,7 @@ class ModelActor(Actor):
 
     async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
         """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
-        job, values = await self._ask_thread(self._compile_threads, self._job, specs)
+        job, values = await self._ask_thread(self._compile_threads, work.spec_job, self.prepared, specs)
         if job is None:
             if keep:
                 return
@@ -517,7 +471,10 @@ class ModelActor(Actor):
                 f"{self.name!r} reads the value of an input on the host, and a Spec has only its shape: give that input as an "
                 "array among the specs"
             )
-        if await self._ask_thread(self._run_threads, self._holds, self._cache, job, values):
+        installed = self._book.installed
+        if await self._ask_thread(self._run_threads, work.holds, self._cache, job, values):
+            return
+        if self._book.came(job.key, installed):  # just after the run thread looked
             return
         observer = Observer(
             self.telemetry,
@@ -526,7 +483,7 @@ class ModelActor(Actor):
             extra=None if keep else {"background": True},
         )
         reply: Reply[Segment] = Reply(self.loop)
-        compile = self._compile(job, observer, wide=not keep, keep=keep)
+        compile = self._compile(job, observer, Rank.CALL if keep else Rank.WARM, keep=keep)
         compile.replies.append(reply)
         self._asks.add(reply)
         try:
@@ -534,15 +491,8 @@ class ModelActor(Actor):
         finally:
             self._asks.discard(reply)
             compile.replies.remove(reply)
-            if self._compiles.get(compile.job.key) is compile:
-                self._drop_unwanted(compile)
-
-    def _job(self, specs: Mapping[str, Spec]) -> tuple[CompileJob | None, Mapping[str, Any]]:
-        assert self.prepared is not None
-        return self.prepared.spec_job(specs), self.prepared._samples(specs)
-
-    def _holds(self, cache: SegmentCache, job: CompileJob, values: Mapping[str, Any]) -> bool:
-        return cache.kept(values) is not None or cache.find(job.place, values) is not None
+            if self._book.current.get(compile.job.key) is compile:
+                self._book.drop_unwanted(compile)
 
     # Life cycle; see `Actor`.
 
@@ -553,13 +503,20 @@ class ModelActor(Actor):
             self.loop, f"{self.name}-compile", max(1, os.cpu_count() or 1), crashed=self.crash
         )
         if self.prepared is None:
-            self.prepared = await self._compile_threads.run(self._make)
+            self.prepared = await self._compile_threads.run(self._prepare)
+        self._advance = work.advance_listening if self.prepared.options.nonfinite == "warn" else work.advance
         self._run_threads = Threads(
             self.loop, f"{self.name}-run", self.max_concurrency, crashed=self.crash, around=self._around
         )
         if self._specs is not None and not self.restarts and self.prepared.options.compiler != "eager":
             await self._precompile(self._specs, keep=True)
         self.checkpoint()
+
+    def _prepare(self) -> Prepared:
+        prepared = self._make()
+        if self._specs is None and prepared.options.compiler != "eager":
+            prepared.find_break()
+        return prepared
 
     def _new_cache(self) -> SegmentCache:
         return SegmentCache(self._cache_size) if self.max_concurrency == 1 else SharedCache(self._cache_size)
@@ -581,13 +538,11 @@ class ModelActor(Actor):
         self._calls.clear()
         self._asks.clear()
         self._mail.clear()
-        self._compiles.clear()
-        self._compile_queue.clear()
-        self._failed.clear()
-        self._installs.clear()
+        self._book.clear()
+        self._timings.clear()
         self._gone.clear()
         self.program_bytes = 0
-        self._queued = self._paused = self._running = self._compiling = 0
+        self._queued = self._paused = self._running = 0
         for call in calls:
             call.observer.stopped = True
             call.place = "done"
@@ -613,17 +568,8 @@ class ModelActor(Actor):
             await run_threads.wait_ended()
 
 
-def _run_job(job: CompileJob, observe: Observe) -> Segment:
-    return job.run(observe)
-
-
 def _nobody() -> None:
     return None
-
-
-def _program_bytes(segment: Segment) -> int:
-    analysis = None if segment.program is None else segment.program.memory_analysis()
-    return 0 if analysis is None else int(getattr(analysis, "generated_code_size_in_bytes", 0))
 
 
 def _nothing(result: Any, error: BaseException | None) -> None:

@@ -14,7 +14,7 @@ from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
 from transmuter_async.compiler.execute import Execution, Finished, Missing
-from transmuter_async.compiler.explain import Break, Explanation, explain
+from transmuter_async.compiler.explain import Break, Explanation, Timings, explain
 from transmuter_async.compiler.facts import (
     BreakDone,
     BreakFailed,
@@ -41,6 +41,7 @@ from transmuter_async.compiler.prepared import Prepared, prepare
 from transmuter_async.compiler.pure import to_jax
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.settings import pinned
+from transmuter_async.compiler.trace import heard
 
 __all__ = [
     "COPY_BYTES",
@@ -76,9 +77,11 @@ __all__ = [
     "SegmentStarted",
     "Shapes",
     "Spec",
+    "Timings",
     "Why",
     "describe_type",
     "explain",
+    "heard",
     "pinned",
     "prepare",
     "take_inputs",

@@ -91,10 +91,36 @@ class CompileJob:
         self.key = (self.place, layout, entry_key(layout, values))
         self.shapes: Shapes = tuple(shapes_of(name, values[name]) for name in layout.arguments)
 
+    def lighten(self) -> None:
+        """Let go of the arrays that only their shape matters of, and copy the others.
+
+        For a job that runs when its call has long been answered: it must not keep the caller's arrays alive, nor read what
+        the caller may have written to them by then.
+        """
+        by_value = self.known | self.statics_known
+        self.values = {
+            name: _copied(value) if name in by_value or self._may_be_static(name) else _stand_in(value)
+            for name, value in self.values.items()
+        }
+
     def statics(self) -> frozenset[str]:
         """The names that this segment needs by value, found without compiling."""
         with pinned(device=self.prepared.device, precision=self.prepared.options.precision):
             return self._settled_plan().statics
+
+    def breaks(self) -> bool:
+        """Whether the segment would end before the graph does, found without compiling.
+
+        Raises:
+            BreakRefused: It would, and the options refuse breaks.
+        """
+        with pinned(device=self.prepared.device, precision=self.prepared.options.precision):
+            return self._breaks(self._settled_plan())
+
+    def _breaks(self, plan: _Plan) -> bool:
+        if plan.needs is not None and self.prepared.options.breaks == "error":
+            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {plan.needs}") from plan.needs
+        return plan.needs is not None
 
     def run(self, observe: Observe) -> Segment:
         """Plan, trace and compile.
@@ -138,8 +164,7 @@ class CompileJob:
     def _compile(self, stored: Stored | None, observe: Observe) -> Segment:
         prepared, options = self.prepared, self.prepared.options
         plan = self._settled_plan()
-        if plan.needs is not None and options.breaks == "error":
-            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {plan.needs}") from plan.needs
+        self._breaks(plan)
         values = {name: self.values[name] for name in plan.reads if name in self.values}
         by_value = (self.known | plan.statics) & frozenset(values)
         opaque = {name for name, value in values.items() if not is_traceable(value) and name not in by_value}
@@ -318,6 +343,21 @@ class CompileJob:
     def _may_be_static(self, name: str) -> bool:
         value = self.values[name]
         return name in self.prepared.dim_like and getattr(value, "dtype", np.dtype(object)).kind in "iub"
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _stand_in(value: Any) -> Any:
+    """A value of the same signature without memory of its own."""
+    if isinstance(value, list):
+        return [_stand_in(item) for item in value]
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return np.broadcast_to(np.zeros((), value.dtype), value.shape)
+    return value
 
 
 def _forced_break(node: Node) -> NeedsValue:

@@ -13,7 +13,7 @@ from transmuter_async.compiler.inputs import describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
 from transmuter_async.compiler.options import Options, Spec
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
-from transmuter_async.errors import InputError
+from transmuter_async.errors import BreakRefused, InputError, TransmuterError
 from transmuter_async.graph import Model, TensorType
 
 __all__ = ["Prepared", "prepare"]
@@ -74,6 +74,32 @@ class Prepared(PreparedGraph):
         if (self.dim_like & samples.keys()) - valued and job.statics() - valued:
             return None
         return job
+
+    def find_break(self) -> None:
+        """Trace over the declared dimensions, and set `graph_break`. Traces: for a worker thread.
+
+        It stays None where an input has an open dimension or a value that the graph reads on the host, and where the trace
+        meets an error: that one belongs to the call that will meet it, too.
+
+        Raises:
+            BreakRefused: The graph breaks and the options refuse breaks.
+        """
+        specs = {}
+        for value in self.graph.inputs:
+            if not isinstance(value.type, TensorType) or value.type.dtype is None or value.type.shape is None:
+                return
+            dims = [dim for dim in value.type.shape if isinstance(dim, int) and dim >= 0]
+            if len(dims) != len(value.type.shape):
+                return
+            specs[value.name] = Spec(dims, value.type.dtype)
+        try:
+            job = self.spec_job(specs)
+            if job is not None:
+                self.graph_break = job.breaks()
+        except BreakRefused:
+            raise
+        except (TransmuterError, RuntimeError, ValueError, TypeError):
+            return
 
     def _samples(self, specs: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays without data that stand for the inputs; numpy views of one zero, so they take no memory."""

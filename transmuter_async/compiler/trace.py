@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +37,25 @@ from transmuter_async.errors import (
 from transmuter_async.graph import Graph, Node, Value
 from transmuter_async.operators import Operator, first_alarm, fold_in, forced_trace, invoke, resolve
 
-__all__ = ["Alarm", "Opaque", "Run", "Scope", "nodes_between", "run_node", "run_nodes"]
+__all__ = ["Alarm", "Opaque", "Run", "Scope", "heard", "nodes_between", "run_node", "run_nodes"]
+
+_listener: ContextVar[list[str] | None] = ContextVar("transmuter_async_heard", default=None)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Collect what `nonfinite="warn"` says in this thread, instead of issuing it here.
+
+    A warning is of use in the thread and at the line of whoever called; filters, `catch_warnings` and `-W error` of a worker
+    thread are nobody's.
+    """
+    texts: list[str] = []
+    token = _listener.set(texts)
+    try:
+        yield texts
+    finally:
+        _listener.reset(token)
+
 
 MAX_ELEMENTS = 1 << 30
 """Elements of any one planned tensor: sizes may come from a stranger's file, or from a value at a break."""
@@ -89,8 +109,12 @@ class Alarm:
         return _out_of_range(self.node, self.operator, self.input, self.axis, self.size, None)
 
     def warn(self) -> None:
-        """Warn instead, as `nonfinite="warn"` asks for."""
-        warnings.warn(str(self.error()), NonFiniteWarning, stacklevel=2)
+        """Warn instead, as `nonfinite="warn"` asks for; or tell whoever listens in this thread (see `heard`)."""
+        text, listener = str(self.error()), _listener.get()
+        if listener is None:
+            warnings.warn(text, NonFiniteWarning, stacklevel=2)
+        else:
+            listener.append(text)
 
 
 def _out_of_range(

@@ -1,0 +1,118 @@
+"""What the threads of a model actor do: plain functions on what they are handed. Nothing here runs on the loop.
+
+The run threads own the segment cache and the calls that hold a slot; a compile thread owns its job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transmuter_async.actors.calls import Call
+from transmuter_async.actors.compiles import Compile
+from transmuter_async.actors.events import Abandoned
+from transmuter_async.actors.messages import ClearCache, Explain, Message, WhyMiss
+from transmuter_async.compiler import (
+    CompileJob,
+    Finished,
+    Missing,
+    Observe,
+    Prepared,
+    Segment,
+    SegmentCache,
+    Spec,
+    Timings,
+    explain,
+    heard,
+    why,
+)
+
+__all__ = ["advance", "advance_listening", "answer", "holds", "install", "release", "run_job", "spec_job"]
+
+
+def advance(prepared: Prepared, call: Call, cache: SegmentCache) -> Finished | Missing:
+    """Take a call as far as programs are cached.
+
+    Raises:
+        Abandoned: Nobody waits for it any more.
+    """
+    observer = call.observer
+    observer.check()
+    execution = call.execution
+    if execution is None:
+        message = call.message
+        if message is None:
+            raise Abandoned
+        execution = call.execution = prepared.start(message.inputs, seed=message.seed, device=message.device)
+    else:
+        observer.resumed()
+    step = execution.advance(cache, observer)
+    if observer.position is not None:
+        observer.ended()
+    if isinstance(step, Finished) and step.wanted:
+        for job in step.wanted:  # compiled later, when the caller may write to its arrays
+            job.lighten()
+    return step
+
+
+def advance_listening(prepared: Prepared, call: Call, cache: SegmentCache) -> Finished | Missing:
+    """`advance` with `nonfinite="warn"`: warnings belong to the caller, not to this thread."""
+    with heard() as texts:
+        try:
+            return advance(prepared, call, cache)
+        finally:
+            if texts:
+                call.heard = [*dict.fromkeys([*(call.heard or ()), *texts])]
+
+
+def answer(prepared: Prepared, message: Message, cache: SegmentCache, timings: Timings) -> Any:
+    """Answer what is asked about the cache."""
+    if isinstance(message, Explain):
+        return explain(prepared, cache, timings)
+    if isinstance(message, WhyMiss):
+        return why(prepared, cache, message.inputs)
+    if isinstance(message, ClearCache):
+        cache.clear()
+        return None
+    return cache.statistics(), *_sizes(prepared, cache)
+
+
+def run_job(job: CompileJob, observe: Observe) -> Segment:
+    """Compile, in a compile thread."""
+    return job.run(observe)
+
+
+def install(prepared: Prepared, cache: SegmentCache, segment: Segment, compile: Compile) -> tuple[int, int]:
+    """Put a program into the cache; bytes of weights and programs then."""
+    cache.put(segment, compile.observer, keep=compile.keep)
+    return _sizes(prepared, cache)
+
+
+def release(prepared: Prepared, cache: SegmentCache, what: str) -> int:
+    """Drop "programs" or "weights", as the memory budget asks for; how many bytes that were."""
+    weights, programs = _sizes(prepared, cache)
+    if what == "programs":
+        cache.clear()
+        return programs
+    prepared.release()
+    return weights
+
+
+def spec_job(prepared: Prepared, specs: Mapping[str, Spec]) -> tuple[CompileJob | None, Mapping[str, Any]]:
+    """The job of a signature, and values that stand for its inputs. In a compile thread: it may trace."""
+    return prepared.spec_job(specs), prepared._samples(specs)
+
+
+def holds(cache: SegmentCache, job: CompileJob, values: Mapping[str, Any]) -> bool:
+    """Whether the program of a job is there already."""
+    return cache.kept(values) is not None or cache.find(job.place, values) is not None
+
+
+def _sizes(prepared: Prepared, cache: SegmentCache) -> tuple[int, int]:
+    # Never on the loop: the table of weights is locked while one of them is copied to the device.
+    return prepared.weight_bytes(), sum(_program_bytes(segment) for segment in cache.segments())
+
+
+def _program_bytes(segment: Segment) -> int:
+    analysis = None if segment.program is None else segment.program.memory_analysis()
+    return 0 if analysis is None else int(getattr(analysis, "generated_code_size_in_bytes", 0))
