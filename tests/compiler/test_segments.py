@@ -399,3 +399,15 @@ def test_a_cold_call_is_answered_on_the_host_and_tells_what_it_wants():
     ]
     got, step = call(xs[1])
     assert_same(got, want[1])
+
+
+def test_a_break_that_no_segment_leads_to_is_explained_and_can_be_refused():
+    made = proto([node("NonZero", ["x"], ["w"], name="first")], ["x:float[n]"], ["w:int64[1,m]"])
+    x = np.array([0, 1, 2], np.float32)
+    session = Session(made)
+    session({"x": x})
+    [found] = explain(session.prepared, session.cache).breaks
+    assert (found.id, found.node, found.value, found.producer) == ("B1", "first", "x", None)
+    assert session.prepared.graph_break is True
+    with pytest.raises(BreakRefused, match="NonZero 'first'"):
+        Session(made, breaks="error")({"x": x})

@@ -76,7 +76,7 @@ CASES = [
         "rapidocr",
         "ch_ppocr_mobile_v2.0_cls_mobile.onnx",
         "ch_ppocr_mobile_v2.0_cls_mobile",
-        (image(3, 3, 48, 192), image(2, 3, 48, 100)),
+        (image(3, 3, 48, 192), image(2, 3, 48, 100), image(1, 3, 32, 100)),
     ),
     Case("silero-vad", "silero_vad.onnx", "silero_vad", (voice(3, 576, 16000), voice(1, 288, 8000), voice(2, 288, 8000))),
     Case("silero-vad", "silero_vad_16k_op15.onnx", "silero_vad_16k_op15", (voice(3, 576, 16000),)),

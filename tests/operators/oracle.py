@@ -218,3 +218,47 @@ def agree(ours: Any, theirs: Any, *, rtol: float = 0.0, atol: float = 0.0, what:
         assert difference.max(initial=0) <= atol, f"{what}: off by {difference.max()}"
     else:
         np.testing.assert_array_equal(ours, theirs, err_msg=what)
+
+
+def compare(
+    op: str,
+    inputs: Sequence[Any],
+    attributes: dict[str, Any] | None = None,
+    *,
+    domain: str = MICROSOFT,
+    opset: int | None = None,
+    outputs: int = 1,
+    constant: Sequence[int] = (),
+    static: Sequence[int] = (),
+    traced: bool = True,
+    skip: Sequence[int] = (),
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    expected: Sequence[Any] | None = None,
+    types: dict[int, Any] | None = None,
+) -> tuple[Any, ...]:
+    """Both of our forms against onnxruntime, or against `expected`; outputs at `skip` are not looked at."""
+    attributes = attributes or {}
+    if expected is None:
+        expected = onnxruntime_outputs(
+            op, inputs, attributes, domain=domain, opset=opset, outputs=outputs, constant=constant, types=types
+        )
+    ways: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
+        ("host", lambda: host_outputs(op, inputs, attributes, domain=domain, opset=opset, outputs=outputs))
+    ]
+    if traced:
+        ways.append(
+            (
+                "traced",
+                lambda: traced_outputs(
+                    op, inputs, attributes, domain=domain, opset=opset, outputs=outputs, static=static
+                ),
+            )
+        )
+    for way, run in ways:
+        results = run()
+        assert len(results) >= len(expected), f"{op} {way}: {len(results)} outputs for {len(expected)}"
+        for k, (one, other) in enumerate(zip(results, expected, strict=False)):
+            if k not in skip:
+                agree(one, other, rtol=rtol, atol=atol, what=f"{op} output {k}, {way}")
+    return results

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.compiler.support import Session, assert_same, by_onnxruntime, node, proto
 from tests.operators.gradients import check_gradient
 from tests.operators.oracle import compare, host_outputs
 
@@ -138,3 +139,27 @@ def test_the_norm_of_zeros_has_gradient_zero():
     """check_gradient asks for finite gradients; differences of |x| around 0 cancel."""
     check_gradient("GlobalLpPool", [np.zeros((1, 1, 4))], {"p": 2})
     check_gradient("LpPool", [np.zeros((1, 1, 4))], {"p": 2, "kernel_shape": (2,)})
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads"),
+    [
+        ((2, 2), (2, 2), (0, 0, 0, 0)),
+        ((3, 2), (2, 2), (0, 0, 0, 0)),
+        ((2, 2), (1, 1), (0, 0, 0, 0)),
+        ((3, 3), (3, 3), (0, 0, 0, 0)),
+        ((4, 3), (2, 2), (1, 0, 0, 0)),
+        ((2, 7), (2, 4), (0, 0, 0, 0)),
+    ],
+)
+def test_an_input_smaller_than_the_window_is_answered_as_onnxruntime_does(op, kernel, strides, pads):
+    x = np.arange(30, dtype=np.float32).reshape(2, 3, 1, 5) - 7
+    made = model_of(op, kernel, strides, pads)
+    for compiler in ("xla", "eager"):
+        assert_same(Session(made, compiler=compiler)({"x": x}), by_onnxruntime(made, {"x": x}))
+
+
+def model_of(op, kernel, strides, pads):
+    pool = node(op, ["x"], ["y"], kernel_shape=kernel, strides=strides, pads=pads)
+    return proto([pool], ["x:float[a,b,c,d]"], ["y:float[e,f,g,h]"])

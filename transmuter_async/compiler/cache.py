@@ -14,6 +14,7 @@ from typing import Any
 from transmuter_async.compiler.advice import Advisor
 from transmuter_async.compiler.facts import CacheEvict, Observe
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
+from transmuter_async.errors import NeedsValue
 
 __all__ = ["CacheStatistics", "PositionStatistics", "SegmentCache", "order_of"]
 
@@ -61,6 +62,7 @@ class SegmentCache:
         self.cache_size = cache_size
         self._positions: dict[tuple[Any, ...], _Position] = {}
         self.advisor = Advisor()
+        self.bare_breaks: dict[tuple[Any, ...], NeedsValue] = {}  # breaks that no segment leads to
         self._kept: dict[Layout, dict[tuple[Any, ...], Segment]] = {}
 
     def kept(self, values: Mapping[str, Any]) -> Segment | None:
@@ -135,6 +137,7 @@ class SegmentCache:
         """Drop every segment, the kept ones too; counts start again."""
         self._positions.clear()
         self._kept.clear()
+        self.bare_breaks.clear()
 
     def segments(self) -> tuple[Segment, ...]:
         """Everything held, in graph order, least recently used first; kept functions first of all."""

@@ -29,11 +29,11 @@ from transmuter_async.compiler.facts import (
 from transmuter_async.compiler.job import CompileJob
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Segment
-from transmuter_async.compiler.trace import Run, Scope, run_node
+from transmuter_async.compiler.trace import Run, Scope, depends_on_values, run_node
 from transmuter_async.compiler.values import to_numpy
-from transmuter_async.errors import OperatorError
+from transmuter_async.errors import BreakRefused, OperatorError
 from transmuter_async.graph import Graph, Node
-from transmuter_async.operators import fold_in
+from transmuter_async.operators import HOST_TRIPS, fold_in
 
 __all__ = ["Execution", "Finished", "Missing", "run_key"]
 
@@ -155,6 +155,7 @@ class Execution:
                 self._frames.pop()
                 self._go_on(frame.host, frame.outputs(), observe)
             elif _breaks_here(frame):
+                self._note_break(frame, cache)
                 self._break(frame, observe)
             else:
                 segment = cache.kept(frame.values) if frame.host is None and frame.index == 0 else None
@@ -176,6 +177,19 @@ class Execution:
                 frame.index = segment.stop
                 if segment.needs is not None:
                     self._break(frame, observe)
+
+    def _note_break(self, frame: _Frame, cache: SegmentCache) -> None:
+        """A break that no segment leads to: `explain` and `breaks="error"` must know it all the same."""
+        prepared, node = frame.prepared, frame.prepared.nodes[frame.index]
+        place = (*prepared.path, frame.index)
+        if place in cache.bare_breaks:
+            return
+        value = next(name for name in node.inputs if name in frame.values and name not in frame.known)
+        needs = depends_on_values(node, value, prepared.producers.get(value))
+        if prepared.options.breaks == "error":
+            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {needs}")
+        cache.bare_breaks[place] = needs
+        prepared.root.graph_break = True
 
     def _interpret(self, frame: _Frame, missing: Missing, cache: SegmentCache, observe: Observe) -> None:
         """Go on on the host: to the break that programs for other shapes found, or to the end where none is known."""
@@ -424,6 +438,8 @@ class _HostedLoop(_Hosted):
         if not self.going or (self.trips is not None and self.iteration >= self.trips):
             self.results = [*self.carried, *(_stack(self.node, gathered) for gathered in self.scanned)]
             return None
+        if self.iteration >= HOST_TRIPS:
+            raise _refuse(self.node, f"the loop makes more than {HOST_TRIPS} trips on the host")
         values = [np.asarray(self.iteration, np.int64), np.asarray(self.going), *self.carried]
         seed = np.asarray(fold_in(self.frame.seed, self.iteration))
         self.iteration += 1

@@ -9,8 +9,8 @@ from typing import Any
 
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.cache import SegmentCache, order_of
-from transmuter_async.compiler.picture import draw
 from transmuter_async.compiler.dense import rewritten
+from transmuter_async.compiler.picture import draw
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.errors import NeedsValue
@@ -184,6 +184,7 @@ def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | Non
     kept = cache.statistics().kept
     rows = tuple(_row(segment, kept=index < kept) for index, segment in enumerate(held))
     breaks = {(*segment.place[:-1], segment.stop): segment.needs for segment in held if segment.needs is not None}
+    breaks |= cache.bare_breaks
     places = _places(held, cache, timings)
     return Explanation(
         node_count=prepared.model.node_count,

@@ -37,7 +37,7 @@ from transmuter_async.errors import (
 from transmuter_async.graph import Graph, Node, Value
 from transmuter_async.operators import Operator, first_alarm, fold_in, forced_trace, invoke, resolve
 
-__all__ = ["Alarm", "Opaque", "Run", "Scope", "heard", "nodes_between", "run_node", "run_nodes"]
+__all__ = ["Alarm", "Opaque", "Run", "Scope", "TooLargeToFold", "heard", "nodes_between", "run_node", "run_nodes"]
 
 _listener: ContextVar[list[str] | None] = ContextVar("transmuter_async_heard", default=None)
 
@@ -168,6 +168,7 @@ class Run:
         statics: While planning, the arguments that turned out to be needed on the host.
         lift: Gives the argument that stands for a large known array.
         producers: Node by output name, for the text of breaks.
+        fold_limit: Where constants are folded, the bytes that a result may take: above them `TooLargeToFold` is raised.
     """
 
     tracing: bool
@@ -186,6 +187,7 @@ class Run:
     warned: bool = False
     traced_nodes: int = 0
     depth: int = 0
+    fold_limit: int | None = None
 
     def raise_alarm(self, bad: Any, alarm: Alarm) -> None:
         """Note that `bad` (traced bool) means `alarm`; an error beats a warning, then the first node wins."""
@@ -229,11 +231,13 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
     forced = False
     if run.tracing:
         values, forced = _admit(run, node, definition, values)
+    elif len(values) > 1:
+        _hold_operands_to_budget(run, node, values)
     attributes = {
         key: _Subgraph(run, value, scope, node) if isinstance(value, Graph) else value
         for key, value in node.attributes.items()
     }
-    context = NodeContext(run, node, definition, scope, folding=run.tracing and not forced)
+    context = NodeContext(run, node, definition, scope, folding=(run.tracing and not forced) or run.fold_limit is not None)
     runner = {"n_outputs": len(node.outputs), "context": context}
     try:
         if forced:
@@ -242,7 +246,9 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         else:
             try:
                 outputs = invoke(definition, values, attributes, runner)
-            except _TooLargeToFold:
+            except TooLargeToFold:
+                if run.fold_limit is not None:
+                    raise
                 runner["context"] = NodeContext(run, node, definition, scope, folding=False)
                 with forced_trace():
                     outputs = invoke(definition, values, attributes, runner)
@@ -270,6 +276,7 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
             scope.values[name] = value
             traced = traced or has_traced(value)
     if traced:
+        _hold_to_budget(context, outputs)
         run.traced_nodes += 1
         if run.shadows is not None:
             _shadow(run, node, definition, values, attributes, outputs)
@@ -278,6 +285,48 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         time.sleep(0)  # tracing holds the GIL: give the event loop its turn
     elif not run.tracing and run.nonfinite != "ignore":
         _watch_on_host(run, node, outputs)
+
+
+def _hold_to_budget(context: NodeContext, outputs: Iterable[Any]) -> None:
+    """Refuse results that are too large before a program allocates them."""
+    for value in outputs:
+        if isinstance(value, list):
+            _hold_to_budget(context, value)
+        elif isinstance(value, jax.Array) and value.size > MAX_ELEMENTS:
+            context.budget(value.shape, value.dtype)
+
+
+def _hold_operands_to_budget(run: Run, node: Node, values: Sequence[Any]) -> None:
+    """On the host, refuse what broadcasting or a product of operands would make too large, before numpy allocates it.
+
+    Only where the operands could do that at all; then the node is looked at without data, which takes time.
+    """
+    arrays = [value for value in values if isinstance(value, np.ndarray) and value.dtype != object]
+    limit = MAX_ELEMENTS if run.fold_limit is None else min(MAX_ELEMENTS, run.fold_limit)
+    if len(arrays) < 2 or math.prod(array.size for array in arrays) <= limit:
+        return
+    try:
+        if math.prod(np.broadcast_shapes(*(array.shape for array in arrays))) <= limit:
+            return
+    except ValueError:
+        return
+    if run.fold_limit is not None:
+        raise TooLargeToFold
+    scope = Scope(dict(zip(node.inputs, values, strict=True)))
+
+    def abstract(given: dict[str, Any]) -> None:
+        scope.values.update(given)
+        run_node(Run(tracing=True, bounds="clamp"), node, scope)
+
+    with suppress(NeedsValue):
+        jax.eval_shape(
+            abstract,
+            {
+                name: jax.ShapeDtypeStruct(value.shape, value.dtype)  # type: ignore[no-untyped-call]
+                for name, value in zip(node.inputs, values, strict=True)
+                if isinstance(value, np.ndarray) and value.dtype != object
+            },
+        )
 
 
 def has_traced(value: Any) -> bool:
@@ -314,13 +363,14 @@ def _admit(run: Run, node: Node, definition: Operator, values: list[Any]) -> tup
     traced = [has_traced(v) for v in values]
     if definition.host:
         if any(traced):
-            raise _needs(run, node, traced.index(True), f"{node.op_type}: output shape depends on values", shadowed=False)
+            value = node.inputs[traced.index(True)]
+            raise depends_on_values(node, value, run.producers.get(value))
         return values, False
     if not any(traced) and not large and not definition.random:
         return values, False
     if any(isinstance(v, np.ndarray) and v.dtype == object for v in values) or any(isinstance(v, dict) for v in values):
         if any(traced):
-            raise _needs(run, node, traced.index(True), f"{node.op_type} of strings", shadowed=False)
+            raise _needs(run, node, traced.index(True), f"{node.op_type} of strings")
         return values, False
     admitted = list(values)
     for index, value in enumerate(values):
@@ -350,9 +400,12 @@ def _known_value(run: Run, node: Node, index: int, value: Any, reason: str) -> A
     raise _needs(run, node, index, reason)
 
 
-def _needs(run: Run, node: Node, index: int, reason: str, *, shadowed: bool = True) -> NeedsValue:
+def _needs(run: Run, node: Node, index: int, reason: str) -> NeedsValue:
     value = node.inputs[index] if index < len(node.inputs) else ""
-    producer = run.producers.get(value)
+    return _missing_value(node, value, run.producers.get(value), reason)
+
+
+def _missing_value(node: Node, value: str, producer: Node | None, reason: str) -> NeedsValue:
     hint = (
         f"Pass static_inputs=[{value!r}] to compile for each of its values."
         if producer is None
@@ -367,6 +420,11 @@ def _needs(run: Run, node: Node, index: int, reason: str, *, shadowed: bool = Tr
         reason=reason,
         hint=hint,
     )
+
+
+def depends_on_values(node: Node, value: str, producer: Node | None) -> NeedsValue:
+    """The break at an operator whose output shape depends on its data, for one of its run-time inputs."""
+    return _missing_value(node, value, producer, f"{node.op_type}: output shape depends on values")
 
 
 def _shadow(
@@ -483,7 +541,7 @@ def nodes_between(producers: Mapping[str, Node], names: Sequence[str], result: s
     return ordered
 
 
-class _TooLargeToFold(Exception):
+class TooLargeToFold(Exception):
     """A known result is above the folding budget: compute it in the program instead."""
 
 
@@ -631,6 +689,7 @@ class NodeContext:
                 f"shape {dims} has {count} elements, more than the budget of {MAX_ELEMENTS}; "
                 "a size in the input or in the model is too large"
             )
-        if self.folding and count * np.dtype(dtype).itemsize > FOLD_BYTES:
-            raise _TooLargeToFold
+        limit = FOLD_BYTES if self.run.fold_limit is None else self.run.fold_limit
+        if self.folding and count * np.dtype(dtype).itemsize > limit:
+            raise TooLargeToFold
         return dims

@@ -37,7 +37,7 @@ def max_pool_1(
     context: Context,
 ) -> Any:
     """Until version 8 there are no indices, until version 10 no dilations and no `ceil_mode`."""
-    w = windows(X.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad)
+    w = windows(X.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, partial=True)
     return _max_values(X, w, context.platform)
 
 
@@ -95,6 +95,7 @@ def max_pool_10(
         pads=pads,
         auto_pad=auto_pad,
         ceil_mode=ceil_mode,
+        partial=True,
     )
     if n_outputs < 2:
         return _max_values(X, w, context.platform)
@@ -312,6 +313,7 @@ def average_pool_19(
         pads=pads,
         auto_pad=auto_pad,
         ceil_mode=ceil_mode,
+        partial=True,
     )
     total = _sums(widen(X), w, context.platform)
     counts = np.maximum(w.counts(bool(count_include_pad)), 1).astype(total.dtype)
@@ -360,7 +362,7 @@ def lp_pool_1(
     """Until version 2 `p` is a float, and `kernel_shape` may be left out by the schema but not by the meaning."""
     if not kernel_shape:
         raise ValueError("LpPool needs kernel_shape; set the attribute")
-    w = windows(X.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad)
+    w = windows(X.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, partial=True)
     return narrow(safe_root(_sums(_power(widen(X), p), w, context.platform), p), X.dtype)
 
 
@@ -403,6 +405,7 @@ def lp_pool_18(
         pads=pads,
         auto_pad=auto_pad,
         ceil_mode=ceil_mode,
+        partial=True,
     )
     return narrow(safe_root(_sums(_power(widen(X), p), w, context.platform), p), X.dtype)
 

@@ -69,6 +69,7 @@ def windows(
     pads: Sequence[int] | None,
     auto_pad: str,
     ceil_mode: int = 0,
+    partial: bool = False,
 ) -> Windows:
     """The windows over `shape` (batch, channels, then the spatial axes).
 
@@ -76,6 +77,10 @@ def windows(
     beginning. With `ceil_mode` a window that would start in the padding after the data is dropped, in every version:
     it would hold no data (onnxruntime does so too; the standard says it since version 19). With VALID the standard's
     formula gives no more windows for `ceil_mode` (onnxruntime adds one that reaches beyond the data).
+
+    A kernel larger than the padded input is refused; with `partial` (pooling) it is not: an input that lacks less than
+    one stride has one window that reaches beyond, one that lacks more has none. The standard's formula leaves this open,
+    onnxruntime does so.
 
     Raises:
         ValueError: Attributes have a wrong length or value, or the kernel is larger than the padded input.
@@ -107,9 +112,12 @@ def windows(
             room = size + low[axis] + high[axis] - extent
             ceil = ceil_mode and auto_pad != "VALID"
             out = (-(-room // stride) if ceil else room // stride) + 1
+            if partial and room < 0 and not ceil:
+                # onnxruntime's division rounds towards zero: an input that lacks less than a step has one window.
+                out = 1 - -room // stride
             if ceil and (out - 1) * stride >= size + low[axis]:
                 out -= 1
-            if out < 0 or (out == 0 and size + low[axis] + high[axis] > 0):
+            if out < 0 or (out == 0 and size + low[axis] + high[axis] > 0 and not partial):
                 raise ValueError(
                     f"the window of {extent} along spatial axis {axis} is larger than the padded input "
                     f"({size} + {low[axis]} + {high[axis]})"
