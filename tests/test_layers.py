@@ -28,6 +28,7 @@ BELOW: dict[str, set[str]] = {
 BELOW["logs"] = {"errors", "bridge", "telemetry", "actors", "hub"}
 BELOW["runtime"] = {*BELOW}
 BELOW["functions"] = {*BELOW}
+BELOW["compare"] = {*BELOW}
 BELOW["demo"] = set()
 BELOW["cli"] = {*BELOW}
 BELOW["server"] = {*BELOW}

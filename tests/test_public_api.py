@@ -15,7 +15,7 @@ import transmuter_async as tm
 LAYERS = ["graph", "operators", "compiler", "actors", "hub", "telemetry", "runtime", "functions", "errors", "bridge"]
 
 DESIGNED = {
-    "Event", "Model", "Runtime", "Spec", "device_put", "run_sync", "supported_operators", "to_jax",
+    "Event", "Model", "Runtime", "Spec", "compare", "device_put", "run_sync", "supported_operators", "to_jax",
     "TransmuterError", "InvalidModel", "UnsupportedModel", "InputError", "IndexOutOfRange", "NonFiniteError", "NeedsValue",
     "BreakRefused", "ActorStopped", "Overloaded", "CircuitOpen", "DeadlineExceeded", "MisuseError", "HubError",
 }  # fmt: skip

@@ -8,6 +8,7 @@ async with Runtime() as runtime:
 from __future__ import annotations
 
 from transmuter_async.actors import ActorStatistics, Compiled
+from transmuter_async.compare import Comparison, Difference, compare
 from transmuter_async.compiler import Batching, Break, Explanation, Spec, Why
 from transmuter_async.errors import (
     ActorStopped,
@@ -43,10 +44,12 @@ __all__ = [
     "Break",
     "BreakRefused",
     "CircuitOpen",
+    "Comparison",
     "CompileError",
     "Compiled",
     "DeadlineExceeded",
     "DeviceMemory",
+    "Difference",
     "Event",
     "Explanation",
     "HubError",
@@ -68,6 +71,7 @@ __all__ = [
     "UnsupportedModel",
     "Why",
     "__version__",
+    "compare",
     "device_put",
     "run_sync",
     "supported_operators",

@@ -23,7 +23,7 @@ from .model import (
     Value,
 )
 from .passes import PASSES, constants_to_initializers, deduplicate, is_random, prune, remove_identity, simplify
-from .reader import Observe, external_locations, read_model
+from .reader import Observe, element_types, external_locations, read_model, reference_outputs, write_model
 from .report import DynamicDimension, OperatorUse, Report, describe_type
 from .storage import aligned_empty, freeze
 
@@ -53,6 +53,7 @@ __all__ = [  # noqa: RUF022 - plain order, as in every layer
     "describe_type",
     "dtype_of",
     "element_type_of",
+    "element_types",
     "external_locations",
     "freeze",
     "is_random",
@@ -60,6 +61,8 @@ __all__ = [  # noqa: RUF022 - plain order, as in every layer
     "parse_dtype",
     "prune",
     "read_model",
+    "reference_outputs",
     "remove_identity",
     "simplify",
+    "write_model",
 ]

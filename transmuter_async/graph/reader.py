@@ -1,4 +1,4 @@
-"""A model file, bytes or ModelProto -> `Model`. The only module that imports protobuf (`onnx`).
+"""A model file, bytes or ModelProto -> `Model`, and back for other runtimes. The only module that imports protobuf (`onnx`).
 
 In this order: what kind of bytes these are (`sniff`), large tensors cut out by walking the wire format (`wire`), the rest
 parsed by protobuf, protos decoded (`decode`, `tensors`, `external`), then sorted and expanded (`functions`). All of it is
@@ -36,7 +36,7 @@ from .storage import BufferStorage, FileStorage, Storage
 from .tensors import TensorReader
 from .wire import MARKER_BYTES, Odd, Stripped, Truncated, strip
 
-__all__ = ["Observe", "external_locations", "read_model"]
+__all__ = ["Observe", "element_types", "external_locations", "read_model", "reference_outputs", "write_model"]
 
 Observe = Callable[[str, Mapping[str, object]], None]
 """Called in the worker thread with a fact and its values: "read" (`bytes`, `cut_bytes`, `tensors`), "expanded" (`functions`),
@@ -468,3 +468,127 @@ def _node_proto(node: Node, graphs: Mapping[str, RawGraph]) -> Any:
         else:
             proto.attribute.append(onnx.helper.make_attribute(name, value))
     return proto
+
+
+def element_types(domain: str, name: str, version: int) -> frozenset[str]:
+    """The types that an operator's inputs and outputs may have, as ONNX writes them: `"tensor(float)"`; empty where unknown."""
+    schema = _schema(domain, name, version)
+    if schema is None:
+        return frozenset()
+    return frozenset(str(each) for item in (*schema.inputs, *schema.outputs) for each in item.types)
+
+
+# -- back, for other runtimes --------------------------------------------------------------------------------------
+
+
+def write_model(
+    model: Model,
+    path: str | os.PathLike[str],
+    outputs: Iterable[str],
+    constants: Mapping[str, np.ndarray] | None = None,
+    widened: Iterable[str] = (),
+) -> None:
+    """Write a model as it was read, expanded and sorted, for another runtime. Large weights go to a file beside it.
+
+    Args:
+        model: What to write.
+        path: Where to.
+        outputs: Names of values of the top-level graph that it gives.
+        constants: Inputs that become part of the file.
+        widened: Those of `outputs` that are given as float32, because numpy has not their dtype.
+    """
+    proto = _Writer(model).model(tuple(outputs), constants or {}, frozenset(widened))
+    large = sum(tensor.ByteSize() for tensor in proto.graph.initializer) > _INLINE_BYTES
+    onnx.save_model(proto, os.fspath(path), save_as_external_data=large, location=f"{Path(path).name}.data")
+
+
+def reference_outputs(model: Model, outputs: Iterable[str], inputs: Mapping[str, Any]) -> list[Any]:
+    """Values of the top-level graph as onnx's reference evaluator computes them."""
+    from onnx.reference import ReferenceEvaluator  # slow to import, and needed by nothing else
+
+    proto = _Writer(model).model(tuple(outputs), {}, frozenset())
+    return list(ReferenceEvaluator(proto).run(None, dict(inputs)))
+
+
+_INLINE_BYTES = 1 << 30  # a protobuf ends at two of these
+
+
+class _Writer:
+    """Graphs to protos.
+
+    A file has one version per domain, but nodes of expanded functions may be of others. Where the operator's signature
+    is another one by then, the node becomes a call of a function of its own, which imports its version.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._opsets = dict(model.opsets)
+        self._functions: list[Any] = []
+
+    def model(self, outputs: tuple[str, ...], constants: Mapping[str, np.ndarray], widened: frozenset[str]) -> Any:
+        top = self._model.graph
+        names = [f"{name}/float" if name in widened else name for name in outputs]
+        casts = [
+            onnx.helper.make_node("Cast", [name], [f"{name}/float"], to=onnx.TensorProto.FLOAT) for name in outputs if name in widened
+        ]
+        inputs = tuple(value for value in top.inputs if value.name not in constants)
+        weights = {**top.initializers, **constants}
+        graph = self._graph(replace(top, inputs=inputs, initializers=weights, outputs=tuple(map(Value, names))), casts)
+        self._opsets.setdefault("", 17)
+        imports = {**self._opsets, **({_VERSIONS: 1} if self._functions else {})}
+        return onnx.helper.make_model(
+            graph,
+            opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in imports.items()],
+            functions=self._functions,
+            ir_version=min(max(self._model.ir_version, 8), onnx.IR_VERSION),
+        )
+
+    def _graph(self, graph: Graph, more: Iterable[Any] = ()) -> Any:
+        tensors = [onnx.numpy_helper.from_array(array, name) for name, array in graph.initializers.items()]
+        nodes = [*map(self._node, graph.nodes), *more]
+        inputs, outputs = (list(map(_value_proto, values)) for values in (graph.inputs, graph.outputs))
+        return onnx.helper.make_graph(nodes, graph.name or "graph", inputs, outputs, tensors)
+
+    def _node(self, node: Node) -> Any:
+        # Unnamed: onnxruntime wants names of nodes to be unique, the standard does not.
+        proto = onnx.helper.make_node(node.op_type, node.inputs, node.outputs, domain=node.domain)
+        for name, value in node.attributes.items():
+            proto.attribute.append(self._attribute(name, value))
+        version = self._opsets.setdefault(node.domain, node.opset)
+        if any(True for _ in node.subgraphs()) or _signature(node, version) == _signature(node, node.opset):
+            return proto
+        name = f"{node.op_type}_{len(self._functions)}"
+        used = list(dict.fromkeys(filter(None, node.inputs)))
+        given = list(filter(None, node.outputs))
+        imports = [onnx.helper.make_opsetid(node.domain, node.opset)]
+        self._functions.append(onnx.helper.make_function(_VERSIONS, name, used, given, [proto], imports))
+        return onnx.helper.make_node(name, used, given, domain=_VERSIONS)
+
+    def _attribute(self, name: str, value: object) -> Any:
+        if isinstance(value, Graph):
+            value = self._graph(value)
+        elif isinstance(value, np.ndarray):
+            value = onnx.numpy_helper.from_array(value)
+        elif isinstance(value, SparseTensor):
+            name, value = "value", onnx.numpy_helper.from_array(value.dense())  # of Constant, which has no other
+        elif isinstance(value, (TensorType, SequenceType, OptionalType, MapType)):
+            value = _type_proto(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
+            value = list(map(onnx.numpy_helper.from_array, value))
+        elif isinstance(value, tuple) and value and isinstance(value[0], Graph):
+            value = list(map(self._graph, value))
+        return onnx.helper.make_attribute(name, value, attr_type=onnx.AttributeProto.INTS if value == () else None)
+
+
+_VERSIONS = "transmuter.versions"
+
+
+def _signature(node: Node, version: int) -> object:
+    """Inputs and attributes of the operator at a version; None where the standard does not have it."""
+    schema = _schema(node.domain, node.op_type, version)
+    return None if schema is None else ([item.name for item in schema.inputs], sorted(schema.attributes))
+
+
+def _value_proto(value: Value) -> Any:
+    declared = None if value.type is None else _type_proto(value.type)
+    return onnx.ValueInfoProto(name=value.name) if declared is None else onnx.helper.make_value_info(value.name, declared)
