@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import huggingface_hub
 import numpy as np
 import onnx
 import pytest
@@ -256,6 +257,41 @@ async def test_a_bare_repository_says_what_there_is(world: World) -> None:
         with pytest.raises(EntryNotFoundError, match="has no ONNX file"):
             await runtime.load("org/none")
     assert world.fake.asked("resolve") == []
+
+
+@pytest.mark.parametrize("how", ["links", "copies", "shared store"])
+async def test_what_the_official_client_has_cached(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    world.fake.repo().commit(split(tmp_path / "made"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_SYMLINKS", how == "copies", raising=False)
+    if how == "copies":
+        monkeypatch.setattr(huggingface_hub.file_download, "are_symlinks_supported", lambda *_: False)
+    options = {"cache_dir": world.cache, "endpoint": world.fake.endpoint, "token": False}
+    await anyio.to_thread.run_sync(lambda: huggingface_hub.snapshot_download("org/m", **options))
+    blobs = list((world.root / "blobs").iterdir()) if (world.root / "blobs").is_dir() else []
+    assert bool(blobs) == (how != "copies")
+    for number, blob in enumerate(blobs if how == "shared store" else ()):
+        shared = world.cache / "blobs" / f"{number:02x}" / f"{number:064x}"
+        shared.parent.mkdir(parents=True)
+        blob.rename(shared)
+        blob.symlink_to(os.path.relpath(shared, blob.parent))  # noqa: ASYNC240
+    world.fake.requests.clear()
+    bus = Telemetry()
+    client = HubClient(telemetry=bus, environment=world.environment())
+    async with tm.Runtime(telemetry=bus, hub=client) as runtime, Recorder(bus) as recorder:
+        for check in ("hash", "etag"):
+            model = await runtime.load("org/m")
+            assert told(recorder) == [
+                ("hub.info.stop", "main", "fetched"),
+                ("hub.hit", "onnx/model.onnx", "main", check),
+                ("hub.hit", "onnx/model.onnx_data", "main", check),
+                ("load.stop",),
+            ]
+        compiled = await runtime.compile(model, compiler="eager")
+        x = rows(2)
+        np.testing.assert_allclose((await compiled.run({"x": x}))["y"], expected(x), rtol=1e-5, atol=1e-6)
+    assert world.fake.asked() == ["info main"] * 2
 
 
 async def test_only_the_files_of_the_load_may_be_links(world: World, tmp_path: Path) -> None:

@@ -305,3 +305,14 @@ async def test_a_refused_connection_is_retried(world: World) -> None:
     world.fake.repo().commit({"q": b"2"})
     with pytest.raises(HubConnectionError):
         await world.load()
+
+
+async def test_21_a_server_that_starts_again_each_time_is_given_up(world: World) -> None:
+    """It never gets farther than it was once, though now and then farther than the last time."""
+    world.fake.repo().commit({"p": Lfs(LARGE)})
+    cuts = [600, 300, 500] * 20
+    world.fake.fault("cdn", "p", *(Fault(cut=cut, ignore_range=True) for cut in cuts))
+    with pytest.raises(HubConnectionError):
+        await world.load()
+    assert len(world.fake.asked("cdn")) == 1 + 5
+    assert world.leftovers() == []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -9,7 +13,7 @@ import pytest
 from tests.hub.fake_hub import Fault, Lfs
 from tests.hub.support import World, wait_for
 from transmuter_async.errors import MisuseError
-from transmuter_async.hub import Environment, HubClient, InvalidReferenceError
+from transmuter_async.hub import Environment, HubClient, HubConnectionError, InvalidReferenceError, background
 from transmuter_async.telemetry import Telemetry
 
 LARGE = b"weights" * 200_000
@@ -105,8 +109,6 @@ async def test_nobody_listens(world: World) -> None:
 
 
 async def test_a_large_listing_is_not_parsed_in_the_loop(world: World) -> None:
-    import time
-
     world.fake.repo().commit({f"folder/file-{i:06}.bin": b"%d" % (i % 7) for i in range(5_000)})
     longest = 0.0
 
@@ -133,3 +135,45 @@ async def test_the_token_is_in_no_text(world: World) -> None:
         with pytest.raises(Exception, match="500") as caught:
             await hub.info("org/m")
     assert "hf_secret" not in str(caught.value)
+
+
+async def test_nobody_waits_for_a_name_server_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def silent(*_: object, **__: object) -> None:
+        asked.set()
+        answers.wait(60)
+        raise OSError("nobody is there")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    began = time.monotonic()
+    async with (
+        world.client(endpoint="http://hub.invalid", metadata_timeout=50) as hub,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(hub.info, "org/m")
+        await wait_for(asked.is_set)
+        tasks.cancel_scope.cancel()
+    assert time.monotonic() - began < 20
+    assert world.told() == [("info!", "CancelledError")]
+    asked.clear()
+    async with world.client(endpoint="http://hub.invalid", metadata_timeout=0.05) as hub:
+        with pytest.raises(HubConnectionError, match="no byte came in time"):
+            await hub.info("org/m")
+    answers.set()
+
+
+async def test_where_no_loop_can_be_started(
+    world: World, monkeypatch: pytest.MonkeyPatch, anyio_backend_name: str
+) -> None:
+    if anyio_backend_name == "asyncio":
+        pytest.skip("there the caller's loop is used")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(background.anyio, "run", refuse)
+    with anyio.fail_after(30):
+        async with world.client() as hub:
+            with pytest.raises(HubConnectionError, match="Too many open files"):
+                await hub.info("org/m")

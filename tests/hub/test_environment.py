@@ -162,3 +162,12 @@ def test_the_proxies_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urllib.request, "getproxies_registry", lambda: {"https": "http://proxy:1"}, raising=False)
     assert Environment.read({}).proxies == {"https": "http://proxy:1"}
     assert Environment.read({"https_proxy": "http://mine:1"}).proxies == {"https": "http://mine:1"}
+
+
+@pytest.mark.parametrize("token", ["hf_pässword", "hf_a\x00b", "hf_a\tb"])
+def test_a_text_that_can_not_be_sent_is_no_token(token: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Environment.read({**HOME, "HF_TOKEN": token}).token is None
+    (tmp_path / "token").write_text(token)
+    assert Environment.read({"HF_HOME": str(tmp_path)}).token is None
+    assert [record.getMessage().count("going on without") for record in caplog.records] == [1, 1]
+    assert token not in caplog.text

@@ -63,7 +63,7 @@ def measure(fake: FakeHub, cache: Path, backend: str) -> dict[str, float]:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("files", [1, 8])
 def test_memory_and_heartbeat(fake: FakeHub, tmp_path: Path, files: int, backend: str) -> None:
-    size = 256 * MIB // files
+    size = 128 * MIB // files
     fake.repo().commit({"small": b"1", **{f"large{i}": Lfs(Repeated(size, b"%d" % i)) for i in range(files)}})
     measured = measure(fake, tmp_path, backend)
     print(measured)

@@ -14,12 +14,14 @@ from filelock import FileLock
 from tests.hub.fake_hub import Lfs, git_sha1, sha256
 from tests.hub.support import World
 from transmuter_async.hub import (
+    InvalidReferenceError,
     LocalEntryNotFoundError,
     cache_path,
     list_cache,
     remove_from_cache,
     verify_cache,
 )
+from transmuter_async.hub.workers import Stop, Stopped
 
 LARGE = b"weights" * 1000
 
@@ -82,6 +84,42 @@ def test_verify(filled: World) -> None:
     anyio.run(filled.load)
     assert ("dl", "p", len(LARGE)) in filled.told()
     assert blob.read_bytes() == LARGE
+
+
+def test_verify_finds_a_wrong_link_and_looks_at_contents_without_one(filled: World) -> None:
+    place = filled.pointer(filled.new, "sub/q")
+    place.unlink()
+    place.symlink_to(filled.root / "blobs" / sha256(LARGE))  # right content, of another file
+    filled.pointer(filled.old, "q").unlink()
+    (filled.root / "blobs" / git_sha1(b"old")).write_bytes(b"OLD")
+    results = {each.file: each for each in verify_cache(filled.cache, "org/m")}
+    assert {name: each.result for name, each in results.items()} == {
+        "p": "right",
+        "sub/q": "wrong",
+        git_sha1(b"old"): "wrong",
+        git_sha1(b"newer"): "right",
+    }
+    assert results["sub/q"].expected == git_sha1(b"newer")
+    anyio.run(filled.load)
+    anyio.run(lambda: filled.load(revision=filled.old))
+    assert place.read_bytes() == b"newer"
+    assert filled.pointer(filled.old, "q").read_bytes() == b"old"
+    assert {each.result for each in verify_cache(filled.cache)} == {"right"}
+
+
+def test_a_repository_that_is_not_there(filled: World) -> None:
+    for function in (list_cache, verify_cache):
+        with pytest.raises(LocalEntryNotFoundError, match="org/no is not in the cache"):
+            function(filled.cache, "org/no")
+        with pytest.raises(InvalidReferenceError):
+            function(filled.cache, "../m")
+
+
+def test_verify_can_be_stopped(filled: World) -> None:
+    stop = Stop()
+    stop.set()
+    with pytest.raises(Stopped):
+        verify_cache(filled.cache, stop=stop)
 
 
 def test_rm_of_a_revision_keeps_what_others_need(filled: World) -> None:

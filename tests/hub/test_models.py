@@ -50,6 +50,14 @@ async def test_39_a_model_with_external_data(world: World) -> None:
     assert world.asked("info") == ["info main"]
 
 
+async def test_39_a_graph_that_names_itself_is_told_of_once(world: World) -> None:
+    world.fake.repo().commit({**FILES, "onnx/model.onnx": Lfs(b"graph:model.onnx,model.onnx_data,model.onnx_data")})
+    async with world.client() as hub:
+        model = await hub.fetch_model("hf://org/m/onnx/model.onnx", external)
+    assert list(model.files) == ["onnx/model.onnx", "onnx/model.onnx_data"]
+    assert [each[:2] for each in world.told()] == [("info", "fetched"), *[("dl", name) for name in model.files]]
+
+
 @pytest.mark.parametrize("location", ["../model.onnx_data", "/etc/passwd", "a\\b", "C:x", "./../x"])
 async def test_39_a_location_outside_of_the_folder(world: World, location: str) -> None:
     world.fake.repo().commit({**FILES, "onnx/model.onnx": Lfs(b"graph:" + location.encode())})

@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 
 from transmuter_async.bridge import Loop, current_loop
 from transmuter_async.errors import MisuseError
+from transmuter_async.hub.errors import HubConnectionError
 
 __all__ = ["Background", "Direct", "Home", "home"]
 
@@ -99,6 +100,7 @@ class Background:
         self._loop: Loop | None = None
         self._tasks: TaskGroup | None = None
         self._stop: anyio.Event | None = None
+        self._failure: BaseException | None = None
 
     async def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
         """Runs `function(*args)` there, with the caller's context variables, and waits for its end in any case.
@@ -109,8 +111,12 @@ class Background:
         if not self._owner.is_current():
             raise MisuseError("This HubClient was entered in another event loop; enter one in each loop.")
         await self._start()
+        if self._loop is None:
+            raise HubConnectionError(
+                f"The asyncio loop that connections need can't be started ({self._failure!r}). Free what it lacks, or use asyncio.",
+                retryable=False,
+            ) from self._failure
         call = _Call(self._owner)
-        assert self._loop is not None
         self._loop.post(contextvars.copy_context().run, self._spawn, call, function, args)
         try:
             await call.ended.wait()
@@ -132,9 +138,8 @@ class Background:
             return
         with anyio.CancelScope(shield=True):
             await self._ready.wait()
-            assert self._loop is not None
-            assert self._stop is not None
-            self._loop.post(self._stop.set)
+            if self._loop is not None and self._stop is not None:
+                self._loop.post(self._stop.set)
             await self._ended.wait()
         self._thread.join()  # it has posted its last word: what is left is microseconds
         self._thread = None
@@ -148,7 +153,10 @@ class Background:
     def _live(self) -> None:
         try:
             anyio.run(self._main, backend="asyncio")
+        except Exception as error:  # told to whoever calls: without files left to open there is no loop
+            self._failure = error
         finally:
+            self._owner.post(self._ready.set)
             self._owner.post(self._ended.set)
 
     async def _main(self) -> None:

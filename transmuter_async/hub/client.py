@@ -306,7 +306,7 @@ class HubClient:
         check_repo(repo)
         check_revision(revision)
         secret = environment.choose_token(token)
-        async with Transport(environment, secret, workers, entered.warned, connections=self._concurrency) as transport:
+        async with Transport(environment, secret, entered.warned, connections=self._concurrency) as transport:
             load = Load(
                 asked=Asked(environment.endpoint, repo, revision, None, secret),
                 cache=RepoCache(RepoFolder(environment.cache, repo), workers, symlinks=environment.symlinks),
@@ -361,8 +361,9 @@ class HubClient:
             graph = choose_variant(files.listing, asked.file, variant)
             found = await self._obtain(files, [graph])
             locations = await self._locations(files, graph, found[graph], external)
-            data = list(dict.fromkeys(external_file(graph, location) for location in locations))
-            found |= await self._obtain(files, data)
+            data = dict.fromkeys(external_file(graph, location) for location in locations)
+            data.pop(graph, None)  # it is there, and told of, already
+            found |= await self._obtain(files, list(data))
             links = await workers.run(_links, found.values())
             source = ("hf", asked.repo, graph)
             return FetchedModel(found[graph], found, links, source, files.listing.commit, asked.revision)

@@ -99,8 +99,8 @@ class Download:
     async def _fill(self, partial: Partial) -> None:
         """Attempts until the content is complete and right."""
         second = False
+        farthest = partial.position
         while True:
-            before = partial.position
             try:
                 await self._attempt(partial)
                 await self._workers.run_long(partial.check)
@@ -116,7 +116,9 @@ class Download:
                 second = True
                 _logger.warning("%s: %s It is downloaded again.", self._asked, error)
             except HubError as error:
-                if partial.position > before:
+                # Only what no attempt has reached: a server that starts again each time must not go on for ever.
+                if partial.position > farthest:
+                    farthest = partial.position
                     self._retries.progress()
                 await self._workers.run(partial.touch)
                 await self._retries.wait(error)

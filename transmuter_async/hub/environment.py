@@ -134,10 +134,11 @@ def _token(env: Mapping[str, str], home: Path) -> str | None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         token = _clean(env.get(name, ""))
         if token is not None:
-            return token
+            return _sendable(token, name)
     path = _path(env["HF_TOKEN_PATH"]) if env.get("HF_TOKEN_PATH") else home / "token"
     try:
-        return _clean(path.read_text(encoding="utf-8"))
+        token = _clean(path.read_text(encoding="utf-8"))
+        return None if token is None else _sendable(token, f"the token file {path}")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeError) as error:
@@ -147,6 +148,13 @@ def _token(env: Mapping[str, str], home: Path) -> str | None:
 
 def _clean(text: str) -> str | None:
     return text.replace("\r", "").replace("\n", "").strip() or None
+
+
+def _sendable(token: str, where: str) -> str | None:
+    if token.isascii() and token.isprintable():
+        return token
+    _logger.warning("%s holds control or non-ASCII characters, so no token: going on without one", where)
+    return None
 
 
 def _seconds(env: Mapping[str, str], name: str) -> float:

@@ -11,11 +11,12 @@ import asyncio
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urljoin, urlsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # not in typeshed
 
@@ -27,7 +28,6 @@ from yarl import URL
 from transmuter_async.hub.answers import hub_warnings, without_token
 from transmuter_async.hub.environment import Environment
 from transmuter_async.hub.errors import HubConnectionError, HubConsistencyError, HubError
-from transmuter_async.hub.workers import Workers
 
 __all__ = ["Answer", "Exchange", "Origin", "Transport", "origin_of", "shown"]
 
@@ -40,6 +40,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 Origin = tuple[str, str, int | None]
+_Address = tuple[Any, Any, int, str, Any]  # as getaddrinfo gives it
 _logger = logging.getLogger("transmuter_async.hub")
 
 
@@ -101,14 +102,11 @@ class Exchange:
 class Transport:
     """The connections of one load. Used in one asyncio loop."""
 
-    def __init__(
-        self, environment: Environment, token: str | None, workers: Workers, warned: set[str], *, connections: int = 8
-    ) -> None:
+    def __init__(self, environment: Environment, token: str | None, warned: set[str], *, connections: int = 8) -> None:
         self._environment = environment
         self._token = token
         self._warned = warned
         self._hub_origins = {origin_of(environment.endpoint), *map(origin_of, _HUB_ALIASES)}
-        self._workers = workers
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
 
@@ -170,7 +168,7 @@ class Transport:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit_per_host=self._connections,
-                    resolver=_Resolver(self._workers, self._environment.metadata_timeout),
+                    resolver=_Resolver(self._environment.metadata_timeout),
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"User-Agent": self._environment.user_agent},
@@ -222,23 +220,34 @@ class Transport:
 
 
 class _Resolver(AbstractResolver):
-    """Name look-ups in the client's own threads; aiohttp's would use the application's."""
+    """Name look-ups in threads of their own; aiohttp's would use the application's.
 
-    def __init__(self, workers: Workers, timeout: float) -> None:
-        self._executor = workers.executor
+    A look-up can't be ended, and may take a minute where a name server is silent. Nobody waits for it: neither a load that is cancelled
+    nor the end of the client. Its thread then ends by itself.
+    """
+
+    def __init__(self, timeout: float) -> None:
         self._timeout = timeout
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         loop = asyncio.get_running_loop()
-        with anyio.fail_after(self._timeout):  # aiohttp's time limits for connecting begin after it
-            found = await loop.run_in_executor(
-                self._executor,
-                lambda: socket.getaddrinfo(
+        answer: asyncio.Future[list[_Address]] = loop.create_future()
+
+        def look_up() -> None:
+            try:
+                found = socket.getaddrinfo(
                     host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG
-                ),
-            )
+                )
+            except Exception as error:
+                _settle(loop, answer, answer.set_exception, error)
+            else:
+                _settle(loop, answer, answer.set_result, found)
+
+        threading.Thread(target=look_up, name="transmuter-hub-name", daemon=True).start()
+        with anyio.fail_after(self._timeout):  # aiohttp's time limits for connecting begin after it
+            found = await answer
         return [
             ResolveResult(
                 hostname=host,
@@ -255,6 +264,14 @@ class _Resolver(AbstractResolver):
         """The threads are the client's."""
 
 
+def _settle(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], set_it: Callable[[Any], None], value: Any
+) -> None:
+    """Hand over what a look-up found, if anybody still waits."""
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(lambda: None if answer.done() else set_it(value))
+
+
 async def _drain(response: aiohttp.ClientResponse) -> None:
     """Reads the few bytes that a redirect carries: the connection can then be used again."""
     try:
@@ -263,7 +280,7 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
         return  # then it is closed
 
 
-def _follow(url: str, location: str, token: str | None) -> str:
+def _follow(url: str, location: str, token: str | None = None) -> str:
     try:
         target = urljoin(url, location)
         parts = urlsplit(target)
