@@ -161,7 +161,8 @@ def test_compare(oracle: str, capsys) -> None:
     assert "elements" in json.loads(capsys.readouterr().out)["first"]["why"]
 
 
-def test_profile(capsys) -> None:
+def test_profile(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a trace is written there
     arguments = ["profile", DIGITS, "--fill", "ones", "--dim", "batch=2", "--repeat", "5", "--callers", "3"]
     assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

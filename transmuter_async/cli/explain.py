@@ -3,6 +3,7 @@
   transmuter explain model.onnx --dim batch=1 --dim sequence=128     compiled for these shapes
   transmuter explain model.onnx --fill random --dim batch=1          run once: shows every break on the way
   transmuter explain model.onnx --input sr=16000 --fill zeros …      an input whose value decides the program
+  transmuter explain model.onnx --fill random … --svg graph.svg      the same as a picture
 
 Exit code 1 when the graph breaks.
 """
@@ -10,6 +11,7 @@ Exit code 1 when the graph breaks.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import anyio
 
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--static", action="append", default=[], metavar="INPUT", help="an input whose value is part of a program's key"
     )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw segments, breaks and what they cost, as SVG")
 
 
 def advice(model: Model, sizes: dict[str, int]) -> str:
@@ -58,4 +61,8 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
     if explanation.graph_break is None and not explanation.segments:
         output.data["advice"] = advice(model, sizes)
         output.line(output.data["advice"])
+    if options.svg is not None:
+        await anyio.to_thread.run_sync(options.svg.write_text, explanation.svg(), "utf-8")
+        output.data["svg"] = str(options.svg)
+        output.line(f"written: {options.svg}")
     return 1 if explanation.breaks else 0

@@ -2,14 +2,18 @@
 
   transmuter profile model.onnx --fill random --dim batch=8 --repeat 50 --callers 4
 
+Prints a table, and writes a trace that https://ui.perfetto.dev and chrome://tracing open, to NAME.trace.json in this folder.
+
 Text in inputs, values and outputs are never recorded, only names, shapes and durations.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,6 +22,7 @@ import numpy as np
 from transmuter_async.cli.inputs import add_input_arguments, gather
 from transmuter_async.cli.output import Output, seconds
 from transmuter_async.cli.progress import downloads
+from transmuter_async.cli.trace import chrome_trace
 from transmuter_async.errors import InputError
 from transmuter_async.runtime import Runtime
 from transmuter_async.telemetry import Event
@@ -29,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     parser.add_argument("--repeat", type=int, default=20, metavar="N", help="calls of each caller (default 20)")
     parser.add_argument("--callers", type=int, default=1, metavar="N", help="concurrent callers (default 1)")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="where the trace goes (default NAME.trace.json)")
     parser.add_argument("--compiler", choices=("xla", "eager"), default="xla", help="eager: numpy, nothing is compiled")
 
 
@@ -93,6 +99,9 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
                 events.append(subscription.receive_nowait())
             except anyio.WouldBlock:
                 break
+    target = Path(f"{compiled.name}.trace.json") if options.trace is None else options.trace
+    trace = chrome_trace(events, model=options.model, lost_events=subscription.dropped)
+    await anyio.to_thread.run_sync(target.write_text, json.dumps(trace, ensure_ascii=False), "utf-8")
     spreads = {name: spread(values) for name, values in grouped(events).items()}
     calls = options.repeat * options.callers
     output.data = {
@@ -102,6 +111,7 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         "calls_per_second": calls / (took / 1e9),
         "spans": spreads,
         "lost_events": subscription.dropped,
+        "trace": str(target),
         "explanation": explanation.to_dict(),
     }
     _show(output, spreads, str(explanation))
@@ -120,5 +130,6 @@ def _show(output: Output, spreads: dict[str, dict[str, float]], explanation: str
     output.line(f"{data['calls']} calls after the first, {data['calls_per_second']:.0f} per second")
     if data["lost_events"]:
         output.line(f"{data['lost_events']} events were lost; the table misses them")
+    output.line(f"written: {data['trace']}, for https://ui.perfetto.dev or chrome://tracing")
     output.line()
     output.line(explanation)

@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
+import structlog
 
 from transmuter_async.cli.inputs import add_input_arguments, gather
 from transmuter_async.cli.output import Output, seconds
@@ -31,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outputs", metavar="NAMES", help="only these outputs, with commas between")
     parser.add_argument("--compiler", choices=("xla", "eager"), default="xla", help="eager: numpy, nothing is compiled")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times and tell the times")
+    parser.add_argument(
+        "--log-compiles", action="store_true", help="log compiles, cache misses, breaks and downloads to standard error"
+    )
 
 
 def numbers(array: np.ndarray) -> dict[str, object]:
@@ -64,12 +70,24 @@ def described(name: str, value: object) -> dict[str, object]:
     return {"name": name, "dtype": value.dtype.name, "shape": value.shape, **numbers(value), "first": first}
 
 
+def logger() -> Any:
+    """A structlog logger to standard error, where outputs are not."""
+    processors: list[Any] = [
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+    ]
+    return structlog.wrap_logger(structlog.PrintLogger(sys.stderr), processors=processors)
+
+
 async def execute(options: argparse.Namespace, output: Output) -> int:
     """Load, compile, run."""
     if options.repeat < 1:
         raise InputError("--repeat must be at least 1")
     names = options.outputs.split(",") if options.outputs else None
     async with Runtime() as runtime:
+        if options.log_compiles:
+            runtime.log_compiles(logger())
         async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
         inputs = await anyio.to_thread.run_sync(gather, model, options)
