@@ -78,6 +78,7 @@ def is_inf_10(X, /, *, detect_negative=1, detect_positive=1):
 
 @operator("And", since_version=7)
 def and_7(A, B, /):
+    """Both are true."""
     return xp(A, B).logical_and(A, B)
 
 
@@ -88,6 +89,7 @@ def and_1(A, B, /, *, axis=None, broadcast=0):
 
 @operator("Or", since_version=7)
 def or_7(A, B, /):
+    """At least one is true."""
     return xp(A, B).logical_or(A, B)
 
 
@@ -98,6 +100,7 @@ def or_1(A, B, /, *, axis=None, broadcast=0):
 
 @operator("Xor", since_version=7)
 def xor_7(A, B, /):
+    """One of the two is true."""
     return xp(A, B).logical_xor(A, B)
 
 
@@ -108,6 +111,7 @@ def xor_1(A, B, /, *, axis=None, broadcast=0):
 
 @operator("Not", since_version=1)
 def not_1(X, /):
+    """The opposite."""
     return xp(X).logical_not(X)
 
 
@@ -116,21 +120,25 @@ def not_1(X, /):
 
 @operator("BitwiseAnd", since_version=18)
 def bitwise_and_18(A, B, /):
+    """Bits that both have."""
     return xp(A, B).bitwise_and(A, B)
 
 
 @operator("BitwiseOr", since_version=18)
 def bitwise_or_18(A, B, /):
+    """Bits that at least one has."""
     return xp(A, B).bitwise_or(A, B)
 
 
 @operator("BitwiseXor", since_version=18)
 def bitwise_xor_18(A, B, /):
+    """Bits that one of the two has."""
     return xp(A, B).bitwise_xor(A, B)
 
 
 @operator("BitwiseNot", since_version=18)
 def bitwise_not_18(X, /):
+    """Every bit the opposite."""
     return xp(X).bitwise_not(X)
 
 
