@@ -266,8 +266,8 @@ class ModelActor(Actor):
             elif step is not None:
                 call.tier = step.tier
                 self._give(call, step.outputs, None)
-        if isinstance(step, Finished) and step.wanted and self.state == "running":
-            self._want(step.wanted, call.installed)
+                if step.wanted and self.state == "running":
+                    self._want(step.wanted, call.installed)
         self._next()
 
     def _count(self, observer: Observer) -> None:
