@@ -420,6 +420,8 @@ class _HostedLoop(_Hosted):
         self.carried = [frame.value(name) for name in node.inputs[2:]]
         self.scanned: list[list[Any]] = []
         self.iteration = 0
+        if self.going and self.trips is not None and self.trips > HOST_TRIPS and _never_stops(graph):
+            raise _too_many_trips(node, self.trips)
 
     def empty(self) -> bool:
         """No iteration at all: the shapes of empty scan outputs are the host form's business."""
@@ -439,7 +441,7 @@ class _HostedLoop(_Hosted):
             self.results = [*self.carried, *(_stack(self.node, gathered) for gathered in self.scanned)]
             return None
         if self.iteration >= HOST_TRIPS:
-            raise _refuse(self.node, f"the loop makes more than {HOST_TRIPS} trips on the host")
+            raise _too_many_trips(self.node, self.trips)
         values = [np.asarray(self.iteration, np.int64), np.asarray(self.going), *self.carried]
         seed = np.asarray(fold_in(self.frame.seed, self.iteration))
         self.iteration += 1
@@ -464,6 +466,20 @@ def _stack(node: Node, values: list[np.ndarray]) -> np.ndarray:
     if len(shapes) > 1:
         raise _refuse(node, f"a scan output has different shapes in different iterations: {sorted(shapes)}")
     return np.stack(values)
+
+
+def _never_stops(body: Graph) -> bool:
+    """Whether a Loop's body hands on the condition that it was given, or a constant."""
+    producers = {name: node for node in body.nodes for name in node.outputs}
+    name = body.outputs[0].name
+    while name in producers and producers[name].op_type == "Identity":
+        name = producers[name].inputs[0]
+    constant = name in producers and producers[name].op_type == "Constant"
+    return name == body.inputs[1].name or name in body.initializers or constant
+
+
+def _too_many_trips(node: Node, trips: int | None) -> OperatorError:
+    return _refuse(node, f"the loop makes more than {HOST_TRIPS} trips on the host; its trip count is {trips}")
 
 
 def _refuse(node: Node, message: str) -> OperatorError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from transmuter_async.compiler.trace import Run, Scope, run_node
+from transmuter_async.compiler.trace import Run, Scope, TooLargeToFold, run_node
 from transmuter_async.errors import TransmuterError
 from transmuter_async.graph import Graph, Node
 from transmuter_async.operators import resolve
@@ -62,14 +62,15 @@ def _fold_node(node: Node, known: dict[str, np.ndarray], room: int) -> dict[str,
     definition = resolve(node.domain, node.op_type, node.opset)
     if definition is None or definition.random:
         return None
-    run = Run(tracing=False)
+    freed = sum(known[name].nbytes for name in _reads(node))
+    run = Run(tracing=False, fold_limit=max(0, room) + freed)
     scope = Scope({name: known[name] for name in node.inputs if name})
     try:
         run_node(run, node, scope)
-    except TransmuterError:
+    except (TransmuterError, TooLargeToFold):
         return None
     outputs = {name: scope.values[name] for name in node.outputs if name}
-    grown = -sum(known[name].nbytes for name in _reads(node))
+    grown = -freed
     for name, value in outputs.items():
         if not isinstance(value, np.ndarray) or value.dtype == object:
             return None

@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -256,6 +256,8 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         raise
     except _CONCRETE as error:
         raise _needs(run, node, _first_traced(values), f"a value of {node.op_type} {node.name!r}") from error
+    except MemoryError as error:
+        raise context.error(f"there is not enough memory for its result: {error}; give smaller inputs") from error
     except (ValueError, TypeError, IndexError, KeyError, OverflowError, ArithmeticError, NotImplementedError) as error:
         raise OperatorError(
             f"{node.operator} {node.name!r} (opset {node.opset}) refuses its inputs "

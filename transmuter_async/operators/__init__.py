@@ -7,6 +7,7 @@ definitions. The layer knows graphs' values but no segments, actors or events.
 from __future__ import annotations
 
 from transmuter_async.operators.context import Context, Subgraph, first_alarm
+from transmuter_async.operators.iteration import HOST_TRIPS
 from transmuter_async.operators.registry import (
     Operator,
     forced_trace,
@@ -34,6 +35,8 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
     contrib_packing,
     contrib_quantized,
     contrib_quantized_elements,
+    contrib_recurrent,
+    contrib_search,
     contrib_small,
     contrib_state,
     contrib_tokens,
@@ -68,6 +71,7 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
 )
 
 __all__ = [
+    "HOST_TRIPS",
     "Context",
     "Operator",
     "Subgraph",

@@ -18,6 +18,7 @@ from jax import lax
 from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context, Subgraph
 from transmuter_async.operators.iteration import (
+    HOST_TRIPS,
     TRUE,
     UNFIT,
     Carry,
@@ -46,6 +47,9 @@ UNROLLED_SHAPES = 8
 UNROLLED_NEEDS = 64
 """Trips that are unrolled at most when the body needs the trip's number, or another value, on the host."""
 
+
+PROGRAM_TRIPS = 1 << 30
+"""Trips that a loop whose body can't end it may make inside a program."""
 
 _ENDLESS = "the loop has neither a trip count nor a condition that ends it"
 
@@ -165,6 +169,10 @@ def _loop_by_value(
     if emits == 0:
         trial = try_trip(step, carried, [], context)
         if isinstance(trial, Trial) and trial.invariant:
+            if trial.goes_on and isinstance(bound, jax.Array):
+                too_many = bound > PROGRAM_TRIPS
+                context.refuse(too_many, f"the trip count is above {PROGRAM_TRIPS} and nothing else ends the loop")
+                bound = jnp.where(too_many, 0, bound)
             return tuple(while_trips(step, Carry(carried, trial.kept), bound, goes_on, context))
     return None
 
@@ -195,6 +203,8 @@ def _compiled_loop(
     if trial.goes_on is None:
         return tuple(while_trips(step, carry, bound, True, context)) if emits == 0 else None
     trips = bound if trial.goes_on and bound is not None else 1
+    if trips > PROGRAM_TRIPS:
+        raise context.error(f"{trips} trips are above the limit of {PROGRAM_TRIPS}, and nothing else ends the loop")
     for shape, dtype in trial.emitted:
         context.budget((trips, *shape), dtype)
     after, stacked = scan_trips(step, carry, trips, [], context)
@@ -223,6 +233,8 @@ def _python_loop(step: Step, carried: list[Any], bound: int | None, emits: int, 
         number += 1
         if on is TRUE and bound is None:
             raise context.error(_ENDLESS)
+        if number >= HOST_TRIPS or (on is TRUE and bound is not None and bound > HOST_TRIPS):
+            raise context.error(f"the loop makes more than {HOST_TRIPS} trips on the host; its trip count is {bound}")
         if holds_traced(on):
             on = context.needs(on, _first_input(context, carried), "whether the Loop goes on")
         if not flag(on):

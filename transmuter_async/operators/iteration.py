@@ -20,6 +20,7 @@ from transmuter_async.graph import STRING, TensorType, Value
 from transmuter_async.operators.context import Context, first_alarm
 
 __all__ = [
+    "HOST_TRIPS",
     "TRUE",
     "UNFIT",
     "Carry",
@@ -44,6 +45,9 @@ UNFIT = (TransmuterError, ArithmeticError, LookupError, NotImplementedError, Typ
 
 TRUE = np.asarray(True)
 """The condition that goes into every trip: it is only made while the condition holds."""
+
+HOST_TRIPS = 1 << 22
+"""Trips that a loop may make on the host. A count may come from a stranger's file: at 10 µs a trip this is a minute."""
 
 Step = Callable[[Any, list[Any], list[Any]], tuple[Any, list[Any], list[Any]]]
 
@@ -179,19 +183,19 @@ def scan_trips(
 ) -> tuple[list[Any], list[Any]]:
     """`trips` trips as `lax.scan`: carried values, and each output stacked on a first axis."""
 
-    def body(state: tuple[list[Any], Any], sliced: tuple[Any, list[Any]]) -> Any:
-        number, parts = sliced
+    def body(state: tuple[Any, list[Any], Any], parts: list[Any]) -> Any:
+        number, flowing, before = state
 
         def trip() -> tuple[list[Any], list[Any]]:
-            _, after, emitted = step(number, carry.whole(state[0]), parts)
+            _, after, emitted = step(number, carry.whole(flowing), parts)
             return carry.flowing(after), [strong(value) for value in emitted]
 
         (after, emitted), alarm = context.carry(trip)()
-        return (after, first_alarm(state[1], alarm)), emitted
+        return (number + 1, after, first_alarm(before, alarm)), emitted
 
-    start = (carry.flowing(carry.carried), jnp.int32(0))
-    numbers = jnp.arange(trips, dtype=jnp.int64)
-    (flowing, alarm), stacked = lax.scan(body, start, (numbers, [jnp.asarray(value) for value in inputs]), length=trips)
+    # The trip's number is counted: an array of all of them would take memory for nothing.
+    start = (jnp.int64(0), carry.flowing(carry.carried), jnp.int32(0))
+    (_, flowing, alarm), stacked = lax.scan(body, start, [jnp.asarray(value) for value in inputs], length=trips)
     context.absorb(alarm)
     return carry.whole(flowing), stacked
 
