@@ -127,7 +127,12 @@ def CausalConvWithState(d: Draw) -> Case:
     channels = int(np.prod(inner))
     shape = (batch, length, *inner) if last else (batch, channels, length)
     state = (batch, kept, *inner) if last else (batch, channels, kept)
-    inputs = [d.floats(*shape), d.floats(channels, 1, taps), d.floats(channels) if d.flag() else None, d.floats(*state) if d.flag() else None]
+    inputs = [
+        d.floats(*shape),
+        d.floats(channels, 1, taps),
+        d.floats(channels) if d.flag() else None,
+        d.floats(*state) if d.flag() else None,
+    ]
     return Case(inputs, attributes | {"channels_last": int(last)}, outputs=2)
 
 
@@ -151,7 +156,9 @@ def VarlenCausalConvWithState(d: Draw) -> Case:
 def GatedRMSNorm(d: Draw) -> Case:
     size = d.size(1, 4)
     shape = (*d.shape(2, low=1), size * d.size(1, 3))
-    return Case([d.floats(*shape), d.floats(size), d.floats(*shape)], {"activation": d.pick(("silu", "swish", "sigmoid"))})
+    return Case(
+        [d.floats(*shape), d.floats(size), d.floats(*shape)], {"activation": d.pick(("silu", "swish", "sigmoid"))}
+    )
 
 
 @case
@@ -182,7 +189,12 @@ def HyperConnectionPostMix(d: Draw) -> Case:
     lead, branches, size, flat = d.shape(d.size(1, 2), low=1), d.size(2, 3), d.size(2, 4), d.flag()
     mix = d.pick(((branches,), (branches, 1), (branches, size)))
     x = d.floats(*lead, *((branches * size,) if flat else (branches, size)))
-    inputs = [x, d.floats(*lead, size), d.floats(*lead, *mix), d.floats(*lead, branches, branches) if d.flag() else None]
+    inputs = [
+        x,
+        d.floats(*lead, size),
+        d.floats(*lead, *mix),
+        d.floats(*lead, branches, branches) if d.flag() else None,
+    ]
     return Case(inputs, {"num_branches": branches} if flat else {})
 
 
@@ -197,7 +209,12 @@ def _ngram(d: Draw) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray]
     order, heads, dtype = d.size(2, 4), d.size(1, 2), d.pick((np.int32, np.int64))
     count = (order - 1) * heads
     attributes = {"max_ngram_size": order, "n_head_per_ngram": heads, "pad_id": 1, "reset_on_eos": int(d.flag())}
-    return attributes, d.integers(-2**20, 2**20, order, dtype=dtype), d.integers(2, 99, count, dtype=dtype), d.integers(0, 99, count, dtype=dtype)
+    return (
+        attributes,
+        d.integers(-(2**20), 2**20, order, dtype=dtype),
+        d.integers(2, 99, count, dtype=dtype),
+        d.integers(0, 99, count, dtype=dtype),
+    )
 
 
 @case
@@ -237,6 +254,32 @@ def VarlenNGramHashMapping(d: Draw) -> Case:
     ]
     attributes["state_update_capacity"] = capacity
     return Case(inputs, attributes, outputs=4 if capacity else 3 if segments else 2)
+
+
+@case
+def AttnLSTM(d: Draw) -> Case:
+    direction = d.pick(("forward", "reverse", "bidirectional"))
+    count = 2 if direction == "bidirectional" else 1
+    time, batch, width, hidden = d.size(1, 4), d.size(1, 2), d.size(1, 3), d.size(1, 3)
+    steps, depth, size, layer = d.size(1, 4), d.size(1, 3), d.size(1, 3), d.pick((None, 2))
+    seen = layer or depth
+    inputs = [
+        d.floats(time, batch, width),
+        d.floats(count, 4 * hidden, width + seen, scale=0.5),
+        d.floats(count, 4 * hidden, hidden, scale=0.5),
+        d.floats(count, 8 * hidden) if d.flag() else None,
+        d.integers(1, time + 1, batch, dtype=np.int32) if d.flag() else None,
+        d.floats(count, batch, hidden) if d.flag() else None,
+        d.floats(count, batch, hidden) if d.flag() else None,
+        d.floats(count, 3 * hidden) if d.flag() else None,
+        d.floats(count, hidden, size),
+        d.floats(count, depth, size),
+        d.floats(count, size),
+        d.floats(batch, steps, depth),
+        d.integers(1, steps + 1, batch, dtype=np.int32),
+        None if layer is None else d.floats(count, depth + hidden, layer),
+    ]
+    return Case(inputs, {"direction": direction, "hidden_size": hidden}, outputs=3)
 
 
 def _tolerance(name: str) -> Tolerance:

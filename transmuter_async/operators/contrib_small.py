@@ -278,7 +278,7 @@ def maxpool_with_mask_1(
     /,
     *,
     auto_pad: str = "NOTSET",
-    kernel_shape: Sequence[int],
+    kernel_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
     storage_order: int = 0,
     strides: Sequence[int] | None = None,
@@ -288,6 +288,8 @@ def maxpool_with_mask_1(
     The very first element of an image is never masked, unless there is one spatial axis only. The mask is (1, 1, *sizes)
     or has the batch and channels of X. A window without elements gives the lowest float32.
     """
+    if kernel_shape is None:
+        raise ValueError("kernel_shape is left out")
     m = xp(X, M)
     if M.ndim != X.ndim or M.shape[2:] != X.shape[2:]:
         raise ValueError(f"M has shape {tuple(M.shape)}, but X {tuple(X.shape)}")
