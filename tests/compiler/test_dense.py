@@ -181,6 +181,13 @@ def piper(outputs: list[str] | None = None) -> onnx.ModelProto:
     if outputs is not None:
         del made.graph.output[:]
         made.graph.output.extend(helper.make_tensor_value_info(n, 1 if n == DURATIONS else 9, None) for n in outputs)
+        needed, kept = set(outputs), []
+        for each in reversed(nodes):  # onnxruntime runs what no output needs
+            if needed & set(each.output):
+                needed |= set(each.input)
+                kept.append(each)
+        del made.graph.node[:]
+        made.graph.node.extend(reversed(kept))
     return made
 
 
