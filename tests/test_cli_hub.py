@@ -74,7 +74,7 @@ def test_download_and_its_display(
     assert main(["download", "org/m", "*.json", "--backend", backend]) == 0
     assert main(["download", "org/m", "--backend", backend]) == 0
     shown = screen.getvalue()
-    for text in ("org/m", "2/2 files", "4/4 files", "21.0/21.0 MB", "/s"):
+    for text in ("org/m", "2/2 files", "4/4 files", "21.0 MB of 21.0 MB", "/s"):
         assert text in shown, text
     assert TOKEN not in shown
     assert str(world.pointer(commit, "model.onnx")) in capsys.readouterr().out
@@ -100,16 +100,16 @@ def test_the_display_counts_what_was_there_and_leaves_it_out_of_the_rate(monkeyp
     assert "1/1 files" in lines()[0]
     board.take(event("download.start", 2, "big"))
     board.take(event("download.progress", 2, "big", bytes=60_000_000, total=80_000_000))  # 59 of them are of yesterday
-    assert "60.0/80.0 MB" in lines()[0]
+    assert "60.0 MB of 80.0 MB" in lines()[0]
     board.take(event("download.progress", 2, "big", bytes=62_000_000, total=80_000_000))
-    assert "62.0/80.0 MB" in lines()[1]
+    assert "62.0 MB of 80.0 MB" in lines()[1]
     assert "2.0 MB/s" in lines()[1]
     assert "1/2 files" in lines()[0]
     board.take(event("download.start", 3, "other"))
     board.take(event("download.progress", 3, "other", bytes=30_000_000, total=40_000_000))
-    assert "92.0/120.0 MB" in lines()[0]
+    assert "92.0 MB of 120.0 MB" in lines()[0]
     board.take(event("download.progress", 3, "other", bytes=31_000_000, total=40_000_000))
-    assert "31.0/40.0 MB" in lines()[2]
+    assert "31.0 MB of 40.0 MB" in lines()[2]
     assert "MB/s" in lines()[0]
     assert not any(f"{rate}.0 MB/s" in lines()[0] for rate in range(5, 99)), "the resumed part came at once"
     board.take(event("download.stop", 2, "big", bytes=80_000_000))

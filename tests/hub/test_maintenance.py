@@ -21,6 +21,7 @@ from transmuter_async.hub import (
     remove_from_cache,
     verify_cache,
 )
+from transmuter_async.hub.local import snapshot_links
 from transmuter_async.hub.workers import Stop, Stopped
 
 LARGE = b"weights" * 1000
@@ -165,3 +166,19 @@ def test_path(filled: World, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(LocalEntryNotFoundError):
             cache_path(*arguments)
     assert isinstance(cache_path(), Path)
+
+
+def test_a_cache_whose_path_goes_up_and_down(world: World) -> None:
+    """The same folder by another path: links are compared, not their spelling."""
+    (world.cache.parent / "there").mkdir()
+    world.cache = world.cache.parent / "there" / ".." / "cache"
+    old = world.fake.repo().commit({"p": Lfs(LARGE), "q": b"old"})
+    anyio.run(world.load)
+    world.fake.repo().commit({"p": Lfs(LARGE), "q": b"new"})
+    anyio.run(world.load)
+    assert [each for each in world.told() if each[0] == "hit"] == [("hit", "p", "etag")]
+    anyio.run(world.load)
+    assert [each for each in world.told() if each[0] != "info"] == [("hit", "p", "etag"), ("hit", "q", "etag")]
+    assert remove_from_cache("org/m", old, cache=world.cache).files == 1
+    assert sorted(world.blobs()) == sorted([sha256(LARGE), git_sha1(b"new")])
+    assert len(snapshot_links(world.root / "snapshots" / world.ref(), ["p", "q"])) == 2

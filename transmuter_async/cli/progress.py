@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from transmuter_async.cli.output import Output, size
@@ -36,13 +36,13 @@ class Board:
             # No markup: a file may be called "[/x]".
             TextColumn("{task.description}", markup=False, table_column=name),
             BarColumn(bar_width=24),
-            DownloadColumn(),
+            TextColumn("{task.fields[bytes]}", markup=False, justify="right"),
             TextColumn("{task.fields[rate]}", markup=False, justify="right"),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
         )
-        self._all = self.progress.add_task(_shown(text), total=None, note="", rate="")
+        self._all = self.progress.add_task(_shown(text), total=None, note="", bytes="", rate="")
         self._downloads: dict[int, _Download] = {}
         self._rate = _Rate()
         self._files = self._done = 0
@@ -59,7 +59,7 @@ class Board:
     def _download(self, name: str, span: int, event: Event) -> None:
         if span not in self._downloads:
             file = _shown(event.metadata["source"][-1])
-            self._downloads[span] = _Download(self.progress.add_task(file, total=None, note="", rate=""))
+            self._downloads[span] = _Download(self.progress.add_task(file, total=None, note="", bytes="", rate=""))
             self._files += 1
         download = self._downloads[span]
         if "bytes" in event.measurements:
@@ -67,21 +67,18 @@ class Board:
             download.size = int(event.measurements.get("total", download.there))
             if download.began is None:
                 download.began = download.there  # with what an earlier download has left: no part of the rate
-            self.progress.update(
-                download.line, completed=download.there, total=download.size, rate=download.rate.after(download.there)
-            )
+            self._draw(download.line, download.there, download.size, download.rate.after(download.there))
             every = self._downloads.values()
             came = sum(each.there - (each.began or 0) for each in every)
-            self.progress.update(
-                self._all,
-                completed=sum(each.there for each in every),
-                total=sum(each.size for each in every),
-                rate=self._rate.after(came),
-            )
+            whole = sum(each.size for each in every)
+            self._draw(self._all, sum(each.there for each in every), whole, self._rate.after(came))
         if name == "download.stop":
             self._done += 1
         if name in ("download.stop", "download.exception"):
             self.progress.update(download.line, visible=False)
+
+    def _draw(self, line: TaskID, there: int, whole: int, rate: str) -> None:
+        self.progress.update(line, completed=there, total=whole, bytes=f"{size(there)} of {size(whole)}", rate=rate)
 
 
 class _Rate:

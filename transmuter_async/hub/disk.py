@@ -84,7 +84,7 @@ class RepoDisk:
         if stat.S_ISLNK(link.st_mode):
             # Only the first hop counts: a blob may be a link itself, into a store that tools share, under a name of another kind.
             target = Path(os.path.normpath(pointer.parent / pointer.readlink()))
-            if target.parent == self.folder.blobs and is_etag(target.name):
+            if target.parent == Path(os.path.normpath(self.folder.blobs)) and is_etag(target.name):
                 return Look(status.st_size, self._blob_recorded(target.name, status), target.name)
         recorded = self._recorded(self.folder.file_record(commit, file), status)
         return Look(status.st_size, recorded)

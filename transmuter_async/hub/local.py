@@ -91,11 +91,11 @@ def snapshot_links(folder: Path, files: Iterable[str]) -> frozenset[Path]:
         path = folder / file
         if path.is_symlink():
             target = Path(os.path.normpath(path.parent / path.readlink()))
-            root = target.parent.parent
+            root = Path(os.path.abspath(target.parent.parent))
             if (
                 target.parent.name == "blobs"
                 and is_etag(target.name)
-                and path.absolute().is_relative_to(root.absolute() / "snapshots")
+                and Path(os.path.abspath(path)).is_relative_to(root / "snapshots")
             ):
                 links.add(path)
     return frozenset(links)

@@ -198,7 +198,7 @@ def remove_from_cache(repo: str, revision: str | None = None, *, cache: Path | N
             if revision is None and _is_dead(blob):
                 size += blob.lstat().st_size
                 blob.unlink(missing_ok=True)
-        elif str(blob) not in needed and is_etag(blob.name):
+        elif os.path.normpath(blob) not in needed and is_etag(blob.name):
             freed = 0 if blob.is_symlink() else blob.stat().st_size  # the shared store is not ours
             if _remove_blob(folder, blob):
                 size, files = size + freed, files + 1
@@ -345,7 +345,7 @@ def _is_dead(partial: Path) -> bool:
 
 
 def _target(pointer: Path) -> str:
-    return os.path.normpath(pointer.parent / pointer.readlink()) if pointer.is_symlink() else str(pointer)
+    return os.path.normpath(pointer.parent / pointer.readlink()) if pointer.is_symlink() else os.path.normpath(pointer)
 
 
 def _text(path: Path) -> str:
