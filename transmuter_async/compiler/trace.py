@@ -63,6 +63,9 @@ MAX_ELEMENTS = 1 << 30
 FOLD_BYTES = 64 << 10
 """Known values larger than this are computed by the program, not folded into it."""
 
+SHADOW_ELEMENTS = 4096
+"""Values of more elements are not followed on the host while a segment is planned."""
+
 LIFT_BYTES = 256
 """Known values larger than this enter a program as an argument, not as a constant."""
 
@@ -73,6 +76,9 @@ _CONCRETE = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+_REFUSALS = (ValueError, TypeError, IndexError, KeyError, OverflowError, ArithmeticError, NotImplementedError)
+"""What a definition may raise over its inputs, besides our own errors."""
 
 
 class Opaque:
@@ -258,7 +264,7 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         raise _needs(run, node, _first_traced(values), f"a value of {node.op_type} {node.name!r}") from error
     except MemoryError as error:
         raise context.error(f"there is not enough memory for its result: {error}; give smaller inputs") from error
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError, ArithmeticError, NotImplementedError) as error:
+    except _REFUSALS as error:
         raise OperatorError(
             f"{node.operator} {node.name!r} (opset {node.opset}) refuses its inputs "
             f"{', '.join(_describe(n, v) for n, v in zip(node.inputs, values, strict=True)) or '(none)'}: {error}",
@@ -444,6 +450,8 @@ def _shadow(
         return
     if not all(isinstance(out, (jax.Array, np.ndarray)) and out.dtype.kind in "iub" and out.ndim <= 1 for out in outputs):
         return
+    if any(out.size > SHADOW_ELEMENTS for out in outputs):
+        return
     names: frozenset[str] = frozenset()
     known: list[Any] = []
     for value in values:
@@ -457,7 +465,11 @@ def _shadow(
             known.append(value)
     host = Run(tracing=False, bounds="clamp", platform=run.platform)
     runner = {"n_outputs": len(node.outputs), "context": NodeContext(host, node, definition, Scope(), folding=False)}
-    for traced, value in zip(outputs, invoke(definition, known, attributes, runner), strict=True):
+    try:
+        found = invoke(definition, known, attributes, runner)
+    except (TransmuterError, *_REFUSALS):
+        return  # what is wrong with these values is told when the node runs, if it does
+    for traced, value in zip(outputs, found, strict=True):
         if has_traced(traced):
             shadows[id(traced)] = (traced, np.asarray(value), names)
 
