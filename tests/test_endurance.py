@@ -51,6 +51,28 @@ async def test_a_listener_that_never_reads_changes_nothing_and_the_counts_add_up
         assert received + slow.dropped == len(recorder.events)
 
 
+@pytest.mark.parametrize("prepare", ["speed", "memory"])
+async def test_a_quantized_weight_stays_small_where_that_is_asked_for(prepare: str) -> None:
+    rng = np.random.default_rng(3)
+    q = rng.integers(-128, 128, (256, 512), np.int8)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    scale = np.array(0.02, np.float32)
+    data = model_bytes(nodes, {"x": ["n", 256]}, {"y": ["n", 512]}, q=q, scale=scale)
+    x = rng.standard_normal((3, 256)).astype(np.float32)
+    async with tm.Runtime() as runtime:
+        model = await runtime.load(data, prepare=prepare)
+        compiled = await runtime.compile(model, {"x": tm.Spec(x.shape, "float32")})
+        want = x.astype(np.float64) @ (q.astype(np.float64) * 0.02)
+        np.testing.assert_allclose((await compiled.run({"x": x}))["y"], want, rtol=1e-4, atol=1e-3)
+        held = (await compiled.statistics()).weight_bytes
+        assert held // q.nbytes == {"speed": 4, "memory": 1}[prepare]
+    once = await anyio.to_thread.run_sync(lambda: tm.run_sync(model, {"x": x}, compiler="eager"))
+    np.testing.assert_allclose(once["y"], want, rtol=1e-4, atol=1e-3)
+
+
 def wide(size: int, layers: int) -> bytes:
     """A chain of square products: x float32 (size, size)."""
     names = ["x", *(f"h{i}" for i in range(layers - 1)), "y"]

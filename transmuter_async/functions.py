@@ -14,7 +14,7 @@ from transmuter_async.bridge import current_loop_or_none
 from transmuter_async.compiler import Finished, Options, SegmentCache, pinned, prepare, unobserved
 from transmuter_async.errors import MisuseError
 from transmuter_async.graph import Model
-from transmuter_async.runtime import is_repository, read_local
+from transmuter_async.runtime import is_repository, kept_small, read_local
 from transmuter_async.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run_sync(
             raise MisuseError(f"run_sync reads local files only; load {model!r} in a Runtime")
         model = read_local(model)
     overrides = tuple(name for name in inputs if name in model.graph.overridable)
-    prepared = prepare(model, Options(overrides=overrides, optimize=model.optimize, **options))
+    prepared = prepare(model, Options(overrides=overrides, optimize=model.optimize, **{**kept_small(model), **options}))
     cache = SegmentCache(prepared.options.cache_size)
     execution = prepared.start(prepared.take_inputs(inputs), seed=seed, device=device)
     with pinned(device=prepared.device, precision=prepared.options.precision):

@@ -229,7 +229,8 @@ class Runtime:
             revision: Branch, tag or commit of a Hub source.
             variant: `"fp16"`, `"q4"`, …: which of several models of a repository or folder.
             token: Of the Hub. None: the user's; False: none.
-            prepare: "speed". "memory" is not available yet.
+            prepare: "speed" computes once what follows from weights alone, which may make them larger. "memory" does not: a
+                quantized weight stays as it is in the file, and each call pays for making it wider.
             optimize: Off, the plain graph runs: no folding, no passes.
 
         Raises:
@@ -238,11 +239,10 @@ class Runtime:
             MisuseError: The runtime was not entered, or is used from elsewhere.
         """
         _, threads = self._check()
-        if prepare != "speed":
-            if prepare == "memory":
-                raise _not_yet('prepare="memory"')
+        if prepare not in ("speed", "memory"):
             raise ValueError(f"prepare={prepare!r} is not one of 'speed', 'memory'")
-        return await self._answered(self._load(source, revision, variant, token, optimize, threads))
+        model = await self._answered(self._load(source, revision, variant, token, threads))
+        return replace(model, optimize=optimize, prepare=prepare)
 
     async def _load(
         self,
@@ -250,7 +250,6 @@ class Runtime:
         revision: str | None,
         variant: str | None,
         token: TokenArgument,
-        optimize: bool,
         threads: Threads,
     ) -> Model:
         reference = await self._reference(source, revision, variant)
@@ -269,8 +268,6 @@ class Runtime:
                     if repaired is None:
                         raise
                     model = await threads.run(_read_fetched, repaired)
-            if not optimize:
-                model = replace(model, optimize=False)
             span.metadata["node_count"] = model.node_count
             span.metadata["opset"] = model.opset
         return model
@@ -439,6 +436,7 @@ class Runtime:
             nonfinite=nonfinite,
             precision=self._precision if precision is None else precision,
             optimize=loaded.optimize,
+            **kept_small(loaded),
             batching=batching,
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
         )
@@ -576,6 +574,11 @@ def read_local(source: Any) -> Model:
     """Read a model from this disk, or from memory."""
     model = read_model(source, known=known)
     return replace(model, source=str(source)) if isinstance(source, (str, os.PathLike)) else model
+
+
+def kept_small(model: Model) -> dict[str, Any]:
+    """The options of a model that was loaded with `prepare="memory"`: folding lets weights grow by nothing."""
+    return {"fold_bytes": 0} if model.prepare == "memory" else {}
 
 
 def _not_yet(option: str) -> MisuseError:

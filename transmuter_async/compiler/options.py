@@ -48,7 +48,8 @@ class Options:
         cache_size: Compiled segments kept for each position.
         min_segment_nodes: A segment after a break with fewer traced nodes runs eagerly.
         cold: Where a program is missing, "compile" it first, or "interpret" on the host and tell what is wanted.
-        fold_bytes: Constant folding may grow the weights by this many bytes, on top of twice their size.
+        fold_bytes: Constant folding may grow the weights by this many bytes, on top of twice their size; 0: not at all, so
+            that quantized weights stay as small as they are in the file.
         cache_dir: Folder of the disk cache, None for none.
         cache_dir_bytes: Size that its files may have in all.
         batching: Dimensions that are padded to buckets, None for none.

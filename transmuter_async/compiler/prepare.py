@@ -188,7 +188,8 @@ def prepare_graph(model: Model, options: Options) -> Graph:
     if options.optimize and not any(node.op_type == "Gradient" for node in graph.walk()):
         graph = remove_identity(graph)
         weight_bytes = sum(array.nbytes for array in graph.initializers.values())
-        graph = fold_constants(graph, budget=2 * weight_bytes + options.fold_bytes, keep=keep)
+        budget = 2 * weight_bytes + options.fold_bytes if options.fold_bytes else 0
+        graph = fold_constants(graph, budget=budget, keep=keep)
         graph = deduplicate(graph)
         if options.dense and options.nonfinite == "ignore":  # spare rows may be NaN where a mask selects nothing
             graph = densify(graph)

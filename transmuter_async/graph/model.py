@@ -199,6 +199,8 @@ class Model:
         known: Tells whether an operator `(domain, name, opset)` has a definition.
         newest: Newest version by domain that the installed `onnx` package defines.
         optimize: Whether graph passes may be applied before it is compiled; off, the plain graph runs.
+        prepare: What folding of constants is to spare: "speed" spares work on each call and may grow the weights, "memory" lets
+            them grow by nothing.
     """
 
     graph: Graph
@@ -211,6 +213,7 @@ class Model:
     known: Callable[[str, str, int], bool] = field(default=lambda domain, name, opset: True, repr=False)
     newest: Mapping[str, int] = field(default_factory=dict)
     optimize: bool = True
+    prepare: str = "speed"
 
     @property
     def inputs(self) -> tuple[Value, ...]:
