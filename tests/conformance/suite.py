@@ -122,6 +122,18 @@ def cases() -> tuple[Case, ...]:
     return tuple(found)
 
 
+@functools.cache
+def single_nodes() -> dict[str, list[Case]]:
+    """The cases of one node, by its operator."""
+    found: dict[str, list[Case]] = {}
+    for case in cases():
+        if case.kind == "node" and not case.name.endswith("_expanded"):
+            nodes = case.model().graph.node
+            if len(nodes) == 1:
+                found.setdefault(nodes[0].op_type, []).append(case)
+    return found
+
+
 def run_case(case: Case, way: str) -> Result:
     """Run one case one way."""
     programs = breaks = 0

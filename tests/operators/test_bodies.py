@@ -5,7 +5,6 @@ The body is the reader's: the model is read as if we had no definition of the op
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import onnx
 import onnx.defs
 import pytest
 
-from tests.conformance.suite import Case, _by_name, cases, evaluate
+from tests.conformance.suite import _by_name, evaluate, single_nodes
 from transmuter_async.graph import Model, read_model
 from transmuter_async.operators import known
 
@@ -37,18 +36,6 @@ def with_bodies() -> list[str]:
             if schema.has_function or schema.has_context_dependent_function
         }
     )
-
-
-@functools.cache
-def cases_of() -> dict[str, list[Case]]:
-    """The suite's cases of one node, by its operator."""
-    found: dict[str, list[Case]] = {}
-    for case in cases():
-        if case.kind == "node" and not case.name.endswith("_expanded"):
-            nodes = case.model().graph.node
-            if len(nodes) == 1:
-                found.setdefault(nodes[0].op_type, []).append(case)
-    return found
 
 
 def expanded(proto: onnx.ModelProto, op: str) -> Model | None:
@@ -85,7 +72,7 @@ def agree(ours: Any, theirs: Any, what: str) -> None:
 @pytest.mark.parametrize("op", [op for op in with_bodies() if op not in RANDOM])
 def test_the_definition_equals_the_body(op: str) -> None:
     compared = 0
-    for case in cases_of()[op]:
+    for case in single_nodes()[op]:
         proto = onnx.ModelProto.FromString(case.model().SerializeToString())
         body = expanded(proto, op)
         if body is None:

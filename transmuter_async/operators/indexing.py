@@ -15,6 +15,7 @@ from jax import lax
 from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.layout import normal_axis, slice_axes
+from transmuter_async.operators.numeric import device_index
 from transmuter_async.operators.registry import is_host, operator, xp
 
 __all__ = ["linear_indices", "to_float_key"]
@@ -46,7 +47,7 @@ def gather_1(data: Any, indices: Any, /, *, axis: int = 0, context: Context) -> 
         result = slice_axes(jnp.asarray(data), [(axis, int(index[0]), int(index[-1]) + 1, 1)])
     else:
         # XLA's own mode would check every index again, and fill: nearly eight times slower (measured).
-        result = jnp.take(jnp.asarray(data), index, axis, mode="clip")
+        result = jnp.take(jnp.asarray(data), device_index(index, size), axis, mode="clip")
     if valid is None:
         return result
     return context.fill_invalid(result, valid.reshape(*valid.shape, *[1] * len(after)))
@@ -109,7 +110,7 @@ def gather_nd_12(data: Any, indices: Any, /, *, batch_dims: int = 0, context: Co
         if is_host(flat, linear):
             result = flat[linear]
         else:
-            result = jnp.take(jnp.asarray(flat), linear, 0, mode="clip")
+            result = jnp.take(jnp.asarray(flat), device_index(linear, rows), 0, mode="clip")
     return (
         result
         if valid is None
@@ -260,7 +261,7 @@ def compress_9(input: Any, condition: Any, /, *, axis: int | None = None) -> Any
     data = xp(input).reshape(input, (-1,)) if axis is None else input
     at = 0 if axis is None else normal_axis(axis, input.ndim)
     index = np.flatnonzero(np.asarray(condition).reshape(-1)[: data.shape[at]])
-    return np.take(data, index, at) if is_host(data) else jnp.take(data, index, at, mode="clip")
+    return np.take(data, index, at) if is_host(data) else jnp.take(data, device_index(index, data.shape[at]), at, mode="clip")
 
 
 @operator("Unique", since_version=11, host=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.ml_scores import as_rows
+from transmuter_async.operators.numeric import device_index
 from transmuter_async.operators.registry import operator, xp
 
 ML = "ai.onnx.ml"
@@ -26,7 +27,7 @@ def array_feature_extractor_1(X: Any, Y: Any, /, *, context: Context) -> Any:
     np_ = xp(X, Y)
     indices, valid = context.bounded(np_.reshape(Y, (-1,)), X.shape[-1], input="Y", axis=X.ndim - 1)
     rows = np_.reshape(X, (1, -1)) if X.ndim == 1 else X
-    return context.fill_invalid(np_.take(rows, indices, axis=-1, mode="clip"), valid)
+    return context.fill_invalid(np_.take(rows, device_index(indices, X.shape[-1]), axis=-1, mode="clip"), valid)
 
 
 @operator("Binarizer", since_version=1, domain=ML)

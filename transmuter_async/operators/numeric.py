@@ -11,7 +11,7 @@ from jax import lax
 
 from transmuter_async.operators.registry import is_host, xp
 
-__all__ = ["is_float", "matmul", "narrow", "safe_root", "sigmoid", "softmax", "spatial", "wide_dtype", "widen"]
+__all__ = ["device_index", "is_float", "matmul", "narrow", "safe_root", "sigmoid", "softmax", "spatial", "wide_dtype", "widen"]
 
 _NARROW_FLOATS = frozenset({"float16", "bfloat16"})
 
@@ -58,6 +58,14 @@ def matmul(a: Any, b: Any, platform: str = "cpu") -> Any:
             return jnp.matmul(widen(jnp.asarray(a)), widen(jnp.asarray(b))).astype(dtype)
         return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(dtype)
     return jnp.matmul(a, b)
+
+
+def device_index(index: Any, size: int) -> Any:
+    """Indices within `[0, size)`, for gathering on the device: int32 where that holds them.
+
+    XLA gathers with it, and a gradient's transpose, which is traced outside of our 64-bit context, can't take more.
+    """
+    return index.astype(np.int32) if index.dtype == np.int64 and size < 2**31 else index
 
 
 def sigmoid(x: Any) -> Any:

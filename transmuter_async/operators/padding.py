@@ -12,6 +12,7 @@ from jax import lax
 from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.layout import concatenate, normal_axes, slice_axes
+from transmuter_async.operators.numeric import device_index
 from transmuter_async.operators.registry import is_host, operator, xp
 
 __all__ = ["pad"]
@@ -146,7 +147,7 @@ def _picked(data: Any, axis: int, index: np.ndarray) -> Any:
         return slice_axes(data, [(axis, first, last + 1, 1)])
     if (steps == -1).all():
         return slice_axes(data, [(axis, first, last - 1, -1)])
-    return np.take(data, index, axis) if is_host(data) else jnp.take(data, index, axis, mode="clip")
+    return np.take(data, index, axis) if is_host(data) else jnp.take(data, device_index(index, data.shape[axis]), axis, mode="clip")
 
 
 @operator("CenterCropPad", since_version=18, static=("shape",), grows=True)

@@ -11,7 +11,7 @@ from jax import lax
 
 from transmuter_async.graph import dtype_of
 from transmuter_async.operators.context import Context
-from transmuter_async.operators.numeric import narrow, widen
+from transmuter_async.operators.numeric import device_index, narrow, widen
 from transmuter_async.operators.registry import operator, xp
 
 
@@ -137,7 +137,7 @@ def stft_17(
         cut = m.asarray(x)[:, : frames * length].reshape(x.shape[0], frames, length)
     else:
         index = np.arange(frames)[:, None] * step + np.arange(length)[None, :]
-        cut = jnp.take(m.asarray(x), jnp.asarray(index), axis=1, mode="clip")
+        cut = jnp.take(m.asarray(x), jnp.asarray(device_index(index, x.shape[1])), axis=1, mode="clip")
     if window is not None:
         cut = cut * widen(window).astype(x.dtype)
     if onesided and x.dtype.kind == "c":
