@@ -14,8 +14,7 @@ from typing import Any
 import anyio
 
 from transmuter_async.cli.output import Output, size
-from transmuter_async.hub import cache_path, list_cache, remove_from_cache, verify_cache
-from transmuter_async.hub.workers import Stop
+from transmuter_async.hub import Stop, cache_path, list_cache, remove_from_cache, verify_cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -46,6 +46,7 @@ from transmuter_async.hub.maintenance import (
 )
 from transmuter_async.hub.reference import DEFAULT_REVISION, HubFile, is_local_folder, parse_reference
 from transmuter_async.hub.variants import Variant
+from transmuter_async.hub.workers import Stop, Stopped
 
 __all__ = [
     "DEFAULT_REVISION",
@@ -75,6 +76,8 @@ __all__ = [
     "Removed",
     "RepositoryNotFoundError",
     "RevisionNotFoundError",
+    "Stop",
+    "Stopped",
     "TokenArgument",
     "Variant",
     "Verified",

@@ -172,7 +172,7 @@ class HubClient:
         self, repo: str | os.PathLike[str], *, revision: str = DEFAULT_REVISION, token: TokenArgument = None
     ) -> tuple[Variant, ...]:
         """The ONNX files of a repository, with size and precision. Arguments and errors as for `info`."""
-        return list_variants(await self.info(repo, revision=revision, token=token))
+        return await self._run(self._variants, repo, revision, token)
 
     async def download(
         self,
@@ -326,6 +326,10 @@ class HubClient:
         async with self._load(str(repo), revision, token, None) as files:
             return files.listing
 
+    async def _variants(self, repo: str | os.PathLike[str], revision: str, token: TokenArgument) -> tuple[Variant, ...]:
+        listing = await self._info(repo, revision, token)
+        return await (await self._enter()).workers.run(list_variants, listing)
+
     async def _download(
         self,
         repo: str | os.PathLike[str],
@@ -336,9 +340,7 @@ class HubClient:
         verify: Verify | None,
     ) -> dict[str, Path]:
         if is_local_folder(repo):
-            folder = _folder(repo)
-            listing = await self._info(folder, revision, token)
-            return {name: _local_file(folder, name, listing) for name in pick(listing, wanted, optional)}
+            return await (await self._enter()).workers.run(_local_files, _folder(repo), wanted, optional)
         async with self._load(str(repo), revision, token, verify) as files:
             names = await (await self._enter()).workers.run(pick, files.listing, wanted, optional)
             return await self._obtain(files, names)
@@ -358,7 +360,7 @@ class HubClient:
         asked = parse_reference(reference, revision=revision)
         workers = (await self._enter()).workers
         async with self._load(asked.repo, asked.revision, token, verify) as files:
-            graph = choose_variant(files.listing, asked.file, variant)
+            graph = await workers.run(choose_variant, files.listing, asked.file, variant)
             found = await self._obtain(files, [graph])
             locations = await self._locations(files, graph, found[graph], external)
             data = dict.fromkeys(external_file(graph, location) for location in locations)
@@ -380,7 +382,7 @@ class HubClient:
     async def _local_model(self, folder: Path, external: Locations, variant: str | None) -> FetchedModel:
         workers = (await self._enter()).workers
         listing = await workers.run(list_folder, folder)
-        graph = choose_variant(listing, None, variant)
+        graph = await workers.run(choose_variant, listing, None, variant)
         locations = await workers.run(external, folder / graph)
         names = dict.fromkeys([graph, *(external_file(graph, location) for location in locations)])
         found = {name: _local_file(folder, name, listing) for name in names}
@@ -403,35 +405,45 @@ class HubClient:
 
     async def _obtain(self, files: Files, names: Sequence[str]) -> dict[str, Path]:
         """Several files of a load at once; see `_each`."""
-        for name in names:
-            files.find(name)  # what the listing does not have is said before anything is fetched
-        collision = find_collision(names)
-        if collision is not None:
-            raise InvalidReferenceError(
-                f"{collision[0]!r} and {collision[1]!r} are one file on a disk that ignores case or Unicode forms. Ask for one of them."
-            )
+        # There may be tens of thousands. What the listing does not have is said before anything is fetched.
+        await (await self._enter()).workers.run(_check_names, files, names)
         return await self._each(names, files.obtain)
 
     async def _each(self, names: Sequence[str], work: Callable[[str], Awaitable[T]]) -> dict[str, T]:
         """`work` for each file of a load, several at once. The first failure cancels the others and is what is raised."""
         found: dict[str, T] = {}
         failures: list[Exception] = []
-        slots = anyio.Semaphore(self._concurrency)
+        waiting = iter(names)
 
-        async def one(name: str, scope: anyio.CancelScope) -> None:
+        async def some(scope: anyio.CancelScope) -> None:
             try:
-                async with slots:
+                for name in waiting:  # shared: each name is taken once
                     found[name] = await work(name)
             except Exception as error:
                 failures.append(error)
                 scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            for name in names:
-                tasks.start_soon(one, name, tasks.cancel_scope)
+            for _ in range(min(self._concurrency, len(names))):
+                tasks.start_soon(some, tasks.cancel_scope)
         if failures:
             raise failures[0]
         return {name: found[name] for name in names}
+
+
+def _check_names(files: Files, names: Sequence[str]) -> None:
+    for name in names:
+        files.find(name)
+    collision = find_collision(names)
+    if collision is not None:
+        raise InvalidReferenceError(
+            f"{collision[0]!r} and {collision[1]!r} are one file on a disk that ignores case or Unicode forms. Ask for one of them."
+        )
+
+
+def _local_files(folder: Path, wanted: list[str] | None, optional: list[str]) -> dict[str, Path]:
+    listing = list_folder(folder)
+    return {name: _local_file(folder, name, listing) for name in pick(listing, wanted, optional)}
 
 
 def _local_file(folder: Path, name: str, listing: Listing) -> Path:

@@ -21,7 +21,7 @@ from transmuter_async.hub.names import check_file
 
 __all__ = ["Files"]
 
-_SIMILAR_LIMIT = 2000  # names; looking for similar ones is slow
+_SIMILAR_LIMIT = 500  # names; looking for similar ones is slow
 _logger = logging.getLogger("transmuter_async.hub")
 
 

@@ -31,7 +31,8 @@ _PRECISIONS = {
     "o4": "fp16",
 }
 _QUANTIZED_FOR = re.compile(r"q(u?)int8(_\w+)*", re.IGNORECASE)  # qint8_avx512_vnni, quint8_avx2
-_DATA = re.compile(r"(_data|\.data)(_\d+)?")
+_DATA = re.compile(r"(.*\.onnx)(?:_data|\.data)(?:_\d+)?", re.DOTALL)
+_NAMES_SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,13 @@ class Variant:
 
 def list_variants(listing: Listing) -> tuple[Variant, ...]:
     """All ONNX files of a commit, in the order of their names."""
-    return tuple(_variant(file, listing) for file in sorted(listing.files) if file.endswith(".onnx"))
+    data: dict[str, int] = {}
+    for name, info in listing.files.items():
+        beside = _DATA.fullmatch(name)
+        if beside:
+            data[beside[1]] = data.get(beside[1], 0) + (info.size or 0)
+    files = sorted(file for file in listing.files if file.endswith(".onnx"))
+    return tuple(_variant(file, listing.files[file].size, data.get(file, 0)) for file in files)
 
 
 def choose_variant(listing: Listing, file: str | None, variant: str | None) -> str:
@@ -105,7 +112,9 @@ def choose_variant(listing: Listing, file: str | None, variant: str | None) -> s
 
 
 def _names(variants: Iterable[Variant]) -> str:
-    return ", ".join(each.file for each in variants)
+    files = [each.file for each in variants]
+    more = len(files) - _NAMES_SHOWN
+    return ", ".join(files[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _stem(file: str) -> str:
@@ -121,13 +130,8 @@ def _split(stem: str) -> tuple[str, str]:
     return stem, ""
 
 
-def _variant(file: str, listing: Listing) -> Variant:
+def _variant(file: str, size: int | None, data_size: int) -> Variant:
     model, variant = _split(_stem(file))
     quantized = _QUANTIZED_FOR.fullmatch(variant)
     precision = _PRECISIONS.get(variant.lower()) or ("uint8" if quantized and quantized[1] else "int8")
-    data = sum(
-        info.size or 0
-        for name, info in listing.files.items()
-        if name.startswith(file) and _DATA.fullmatch(name[len(file) :])
-    )
-    return Variant(file, model, variant, precision, listing.files[file].size, data)
+    return Variant(file, model, variant, precision, size, data_size)
