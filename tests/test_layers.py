@@ -25,6 +25,7 @@ BELOW: dict[str, set[str]] = {
     "serving": {"errors", "graph", "operators", "compiler", "bridge", "telemetry", "actors"},
     "tasks": {"errors", "graph", "operators", "compiler", "bridge", "telemetry", "actors", "serving"},
 }
+BELOW["sources"] = {"errors", "graph", "operators", "hub"}
 BELOW["logs"] = {"errors", "bridge", "telemetry", "actors", "hub"}
 BELOW["runtime"] = {*BELOW}
 BELOW["functions"] = {*BELOW}

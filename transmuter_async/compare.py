@@ -20,7 +20,7 @@ import numpy as np
 from transmuter_async.errors import InputError, MisuseError
 from transmuter_async.functions import run_sync
 from transmuter_async.graph import Model, Node, Value, reference_outputs, write_model
-from transmuter_async.runtime import is_repository, read_local
+from transmuter_async.sources import is_repository, read_local
 
 if TYPE_CHECKING:
     import onnx  # for the annotation only: protobuf is the reader's business

@@ -14,7 +14,7 @@ from transmuter_async.bridge import current_loop_or_none
 from transmuter_async.compiler import Finished, Options, SegmentCache, pinned, prepare, unobserved
 from transmuter_async.errors import MisuseError
 from transmuter_async.graph import Model
-from transmuter_async.runtime import is_repository, kept_small, read_local
+from transmuter_async.sources import is_repository, kept_small, read_local
 from transmuter_async.telemetry import Telemetry
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ Whatever the runtime starts (tasks, threads, actors, a client of the Hub) ends w
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,17 +25,15 @@ from transmuter_async.actors import ActorStatistics, Compiled, ModelActor, Threa
 from transmuter_async.bridge import Loop, current_loop
 from transmuter_async.compiler import Batching, Options, Spec, prepare
 from transmuter_async.errors import ActorStopped, InputError, InvalidModel, MisuseError
-from transmuter_async.graph import Model, Source, external_locations, read_model
+from transmuter_async.graph import Model, Source, external_locations
 from transmuter_async.hub import (
-    FetchedModel,
     HubClient,
     HubFile,
     TokenArgument,
     Variant,
-    is_local_folder,
     parse_reference,
 )
-from transmuter_async.operators import known
+from transmuter_async.sources import folder, is_repository, kept_small, read_fetched, read_local, told
 from transmuter_async.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -45,9 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMemory", "Runtime", "RuntimeStatistics"]
 
 T = TypeVar("T")
-
-_BARE_REPO = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
-_MODEL_FILE = re.compile(r"\.(onnx|ort|pb|bin)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +247,7 @@ class Runtime:
         threads: Threads,
     ) -> Model:
         reference = await self._reference(source, revision, variant)
-        with self.telemetry.span("transmuter.load", {"source": _source(source, reference)}) as span:
+        with self.telemetry.span("transmuter.load", {"source": told(source, reference)}) as span:
             if reference is None:
                 model = await threads.run(read_local, source)
             else:
@@ -261,13 +255,13 @@ class Runtime:
                 fetched = await client.fetch_model(reference, external_locations, variant=variant, token=token)
                 span.metadata["source"] = fetched.source
                 try:
-                    model = await threads.run(_read_fetched, fetched)
+                    model = await threads.run(read_fetched, fetched)
                 except InvalidModel:
                     # A Hub file that can't be read is not believed any more, whatever our records say of it.
                     repaired = await client.repair_model(fetched, token=token)
                     if repaired is None:
                         raise
-                    model = await threads.run(_read_fetched, repaired)
+                    model = await threads.run(read_fetched, repaired)
             span.metadata["node_count"] = model.node_count
             span.metadata["opset"] = model.opset
         return model
@@ -286,9 +280,9 @@ class Runtime:
             raise InputError(f"revision={revision!r} was given, but {what} is no source of the Hub; leave it out")
         if isinstance(source, (str, os.PathLike)):
             assert self._threads is not None
-            folder = await self._threads.run(_folder, source)
-            if folder is not None or variant is None:
-                return folder
+            found = await self._threads.run(folder, source)
+            if found is not None or variant is None:
+                return found
         if variant is not None:
             raise InputError(
                 f"variant={variant!r} chooses among the models of a repository or folder; this is one model"
@@ -415,7 +409,9 @@ class Runtime:
         if compile_after < 1:
             raise ValueError(f"compile_after={compile_after} must be at least 1")
         if compile_after > 1 and cold == "compile":
-            raise MisuseError(f'compile_after={compile_after} has calls answered without a program: add cold="interpret"')
+            raise MisuseError(
+                f'compile_after={compile_after} has calls answered without a program: add cold="interpret"'
+            )
         if name is not None and name in self._actors:
             raise MisuseError(
                 f"there is an actor named {name!r} in this runtime already; close it, or take another name"
@@ -558,42 +554,8 @@ class Runtime:
         group.start_soon(log.serve, name="log_compiles")
 
 
-def _folder(source: str | os.PathLike[str]) -> Path | None:
-    path = Path(source).expanduser()
-    return path if path.is_dir() else None
-
-
-def is_repository(source: str) -> bool:
-    """Whether a text means a repository of the Hub, not a path. Nothing on the disk is asked."""
-    if source.startswith("hf://"):
-        return True
-    return not is_local_folder(source) and not _MODEL_FILE.search(source) and bool(_BARE_REPO.fullmatch(source))
-
-
-def read_local(source: Any) -> Model:
-    """Read a model from this disk, or from memory."""
-    model = read_model(source, known=known)
-    return replace(model, source=str(source)) if isinstance(source, (str, os.PathLike)) else model
-
-
-def kept_small(model: Model) -> dict[str, Any]:
-    """The options of a model that was loaded with `prepare="memory"`: folding lets weights grow by nothing."""
-    return {"fold_bytes": 0} if model.prepare == "memory" else {}
-
-
 def _not_yet(option: str) -> MisuseError:
     return MisuseError(f"{option} is not available in this version; leave it out")
-
-
-def _source(source: Any, reference: HubFile | os.PathLike[str] | None) -> Any:
-    if isinstance(reference, HubFile):
-        return ("hf", reference.repo, reference.file)
-    return str(source) if isinstance(source, (str, os.PathLike)) else None
-
-
-def _read_fetched(fetched: FetchedModel) -> Model:
-    model = read_model(fetched.path, known=known, allowed_links=[str(path) for path in fetched.links])
-    return replace(model, source=fetched.source)
 
 
 def _memory(devices: tuple[jax.Device, ...] | None, ours: Mapping[Any, int]) -> tuple[DeviceMemory, ...]:
