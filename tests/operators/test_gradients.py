@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import transmuter_async as tm
+from tests.compiler.support import node as make
+from tests.compiler.support import proto
 from tests.conformance.suite import Case, _by_name, single_nodes
 from tests.operators.oracle import host_outputs
 from transmuter_async.graph import Node, read_model
@@ -126,3 +128,37 @@ def test_the_gradient_is_a_difference_quotient(op: str) -> None:
         assert abs(ours - quotient) <= TOLERANCE * scale, (
             f"{case.name}: along a direction of {name} the gradient is {ours}, a difference quotient {quotient}"
         )
+
+
+INDEXED: dict[str, tuple[list[str], list[str], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "Gather": (["x:float[4,5]", "i:int64[2]"], ["y:float[2,5]"], {"i": np.int32([1, 3])}, {}, {}),
+    "GatherND": (["x:float[4,5]", "i:int64[2,2]"], ["y:float[2]"], {"i": np.int32([[1, 2], [0, 1]])}, {}, {}),
+    "GatherElements": (["x:float[4,5]", "i:int64[2,5]"], ["y:float[2,5]"], {"i": np.ones((2, 5), np.int32)}, {}, {}),
+    "ReverseSequence": (["x:float[4,5]", "i:int64[5]"], ["y:float[4,5]"], {"i": np.int32([1, 2, 3, 4, 1])}, {}, {}),
+    "NegativeLogLikelihoodLoss": (["x:float[4,5]", "i:int64[4]"], ["y:float[]"], {"i": np.int32([1, 2, 3, 4])}, {}, {}),
+    "Resize": (["x:float[4,5]"], ["y:float[8,9]"], {}, {"mode": "linear"}, {"r": np.float32([]), "s": np.float32([2, 1.8])}),
+    "Pad": (["x:float[4,5]"], ["y:float[7,5]"], {}, {"mode": "reflect"}, {"p": np.int64([2, 0, 1, 0])}),
+    "CumSum": (["x:float[4,5]"], ["y:float[4,5]"], {}, {}, {"axis": np.int64(1)}),
+}
+"""Operators that gather: inputs, outputs, their values, attributes, weights. Integers as an application without x64 has them."""
+
+
+@pytest.mark.compiles_itself
+@pytest.mark.parametrize("op", INDEXED)
+def test_traced_indices_without_x64(op: str) -> None:
+    """Nothing is cut to 32 bits behind the application's back, inside of its `jit` or outside; a warning would be an error."""
+    inputs, outputs, given, attributes, weights = INDEXED[op]
+    names = [each.partition(":")[0] for each in inputs]
+    model = read_model(proto([make(op, [*names, *weights], ["y"], **attributes)], inputs, outputs, weights), known=known)
+    apply, params = tm.to_jax(model)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)), jnp.float32)
+
+    def total(x: Any) -> Any:
+        return (apply(params, {"x": x, **given})["y"] ** 2).sum()
+
+    plain, jitted = jax.grad(total)(x), jax.jit(jax.grad(total))(x)
+    np.testing.assert_allclose(plain, jitted, rtol=1e-5)
+    direction = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+    step = np.float32(1e-2)  # the sum of squares is quadratic for these linear operators: any step is exact
+    quotient = (total(x + step * direction) - total(x - step * direction)) / (2 * step)
+    np.testing.assert_allclose((plain * direction).sum(), quotient, rtol=2e-3, atol=2e-3)

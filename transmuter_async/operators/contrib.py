@@ -17,7 +17,7 @@ from transmuter_async.operators.activation import gelu_20
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.convolution import conv_1
 from transmuter_async.operators.matrix import gemm_11
-from transmuter_async.operators.numeric import matmul, narrow, sigmoid, widen
+from transmuter_async.operators.numeric import device_index, matmul, narrow, sigmoid, widen
 from transmuter_async.operators.registry import is_host, operator, xp
 
 __all__ = ["activated", "layer_norm", "rms_norm", "row_mean"]
@@ -263,7 +263,7 @@ def embed_layer_normalization_1(
 def embedded(ids: Any, table: Any, name: str, context: Context) -> Any:
     """Rows of a wide embedding table."""
     rows, valid = context.bounded(ids, table.shape[0], input=name, axis=0)
-    found = xp(rows, table).take(table, rows, axis=0, mode="clip")
+    found = xp(rows, table).take(table, device_index(rows, table.shape[0]), axis=0, mode="clip")
     return widen(found if valid is None else context.fill_invalid(found, valid[..., None]))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transmuter_async.operators.context import Context
-from transmuter_async.operators.numeric import narrow, softmax, widen
+from transmuter_async.operators.numeric import device_index, narrow, softmax, widen
 from transmuter_async.operators.registry import operator, xp
 
 __all__ = [
@@ -396,6 +396,7 @@ def angles(cos_cache: Any, sin_cache: Any, positions: Any, context: Context, nam
     """Wide `(cos, sin)` at integer positions, each `(*positions.shape, half)`."""
     m = xp(cos_cache, sin_cache, positions)
     rows, valid = context.bounded(positions, cos_cache.shape[0], input=name, axis=0)
+    rows = device_index(rows, cos_cache.shape[0])
     found = (m.take(widen(cache), rows, axis=0, mode="clip") for cache in (cos_cache, sin_cache))
     return tuple(part if valid is None else context.fill_invalid(part, valid[..., None]) for part in found)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from transmuter_async.operators.context import Context
-from transmuter_async.operators.numeric import is_float, narrow, widen
+from transmuter_async.operators.numeric import device_index, is_float, narrow, widen
 from transmuter_async.operators.registry import is_host, operator, xp
 
 
@@ -134,7 +134,7 @@ def _plan(
 def _take(x: Any, index: np.ndarray, axis: int) -> Any:
     if is_host(x):
         return np.take(x, index, axis=axis)
-    return jnp.take(x, jnp.asarray(index), axis=axis, mode="clip")
+    return jnp.take(x, jnp.asarray(device_index(index, x.shape[axis])), axis=axis, mode="clip")
 
 
 def _read(x: Any, plan: _Axis, axis: int) -> Any:
