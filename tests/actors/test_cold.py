@@ -109,7 +109,6 @@ async def test_a_shape_is_compiled_only_after_it_was_asked_for_so_often() -> Non
         await compiled.run({"x": 1, "keys": "a"})
         await settled(compiled)
         assert compiler.compiles.came == [(0, "a")]
-        compiled._actor._book._asked.clear()
 
 
 @fakes
@@ -121,13 +120,13 @@ async def test_counts_take_bounded_memory_and_so_does_the_queue(monkeypatch: pyt
         for keys in "abcdefghij":
             await compiled.run({"x": 1, "keys": keys})
         book = compiled._actor._book
-        assert [key for _, key in book._asked] == list("fghij")
+        assert list(book._asked) == [hash((0, key)) for key in "fghij"]
         for keys in "fghij":
             await compiled.run({"x": 1, "keys": keys})
         await compiler.compiles.wait_came(1)
         assert [key for _, key in book.current] == list("fgh")  # one runs, two wait
         assert all(each.job.light for each in book.current.values())  # type: ignore[attr-defined]
-        assert [(key, count) for (_, key), count in book._asked.items()] == [("i", 2), ("j", 2)]
+        assert book._asked == {hash((0, "i")): 2, hash((0, "j")): 2}
         compiler.compiles.open()
         await settled(compiled)
         await compiled.run({"x": 1, "keys": "i"})
@@ -193,9 +192,20 @@ async def test_a_breaking_graph_goes_from_interpreted_over_mixed_to_compiled() -
     x = np.array([1, -2, 3, -4], np.float32)
     async with tm.Runtime() as runtime, Recorder(runtime.telemetry) as recorder:
         compiled = await runtime.compile(breaking(), cold="interpret", min_segment_nodes=1)
+        calls = []
         for _ in range(3):
+            recorder_from = len(recorder.events)
             np.testing.assert_array_equal((await compiled.run({"x": x}))["y"], [2, 6])
+            names = [event.name.removeprefix("transmuter.") for event in recorder.events[recorder_from:]]
+            calls.append([name for name in names if not name.startswith("segment.")])
             await settled(compiled)
+        around = ["call.start"], ["call.stop"]
+        broke = ["break.start", "break.stop"]
+        assert calls == [
+            [*around[0], "cache.miss", *around[1]],
+            [*around[0], "cache.hit", *broke, "cache.miss", *around[1]],
+            [*around[0], "cache.hit", *broke, "cache.hit", *around[1]],
+        ]
         tiers = [event.metadata["tier"] for event in recorder.named("transmuter.call.stop")]
         assert tiers == ["interpreted", "mixed", "compiled"]
 

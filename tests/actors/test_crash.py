@@ -53,12 +53,16 @@ async def script(compiled: Any, answers: dict[int, Any]) -> None:
         group.start_soon(one, 8, "a")
 
 
-async def test_a_crash_at_any_checkpoint_answers_everyone_and_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("cold", [False, True], ids=["compile", "cold"])
+async def test_a_crash_at_any_checkpoint_answers_everyone_and_is_restarted(
+    cold: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     crashed = k = 0
     untouched = 0  # runs in a row that ended before their k-th checkpoint; how many there are depends on the threads
     while untouched < 5:
         k += 1
-        async with fake_model(kind=CrashingActor, cache_size=2) as (compiled, _):
+        async with fake_model(kind=CrashingActor, cache_size=2) as (compiled, compiler):
+            compiler.cold = cold
             actor: Any = compiled._actor
             actor.countdown = k
             answers: dict[int, Any] = {}
@@ -81,7 +85,7 @@ async def test_a_crash_at_any_checkpoint_answers_everyone_and_is_restarted(capsy
     assert not own_threads()
     with capsys.disabled():
         print(f" [crashed at {crashed} checkpoints]", end="")
-    assert crashed >= 30
+    assert crashed >= (15 if cold else 30)
 
 
 async def test_a_crash_is_told_and_everything_compiles_again() -> None:

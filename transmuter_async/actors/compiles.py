@@ -72,7 +72,7 @@ class CompileBook:
         self._running: list[Compile] = []
         self._failed: dict[Any, tuple[int, BaseException]] = {}
         self._installs: dict[int, Any] = {}
-        self._asked: dict[Any, int] = {}
+        self._asked: dict[int, int] = {}  # by the key's hash: keys hold values, and a count that is too high does no harm
 
     def add(self, compile: Compile) -> None:
         """Take a compile in, behind those of its rank."""
@@ -143,10 +143,11 @@ class CompileBook:
         """A call was answered without this program. Whether it is to be compiled now: asked for `after` times."""
         if key in self.current or self.failure(key) is not None:
             return False
-        asked = self._asked.pop(key, 0) + 1
+        number = hash(key)
+        asked = self._asked.pop(number, 0) + 1
         if asked >= after and sum(each.rank is Rank.BEHIND for each in self._queue) < BEHIND:
             return True
-        self._asked[key] = asked
+        self._asked[number] = asked
         if len(self._asked) > WANTED:
             del self._asked[next(iter(self._asked))]
         return False
