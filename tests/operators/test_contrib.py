@@ -479,7 +479,7 @@ def _grouped(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, groups: int, si
     parts = x.astype(float).reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
     mean = parts.mean((1, 3), keepdims=True)
     y = ((parts - mean) / np.sqrt(parts.var((1, 3), keepdims=True) + 1e-5)).reshape(x.shape) * gamma + beta
-    return (y / (1 + np.exp(-y)) if silu else y).astype(np.float32)
+    return np.asarray(y / (1 + np.exp(-y)) if silu else y, np.float32)
 
 
 @case

@@ -309,7 +309,7 @@ def _plain(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     scores = q.astype(float) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     y = weights / weights.sum(-1, keepdims=True) @ v
-    return y.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1).astype(np.float32)
+    return np.asarray(y.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1), np.float32)
 
 
 @pytest.mark.parametrize("traced", [False, True])

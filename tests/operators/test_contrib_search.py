@@ -22,7 +22,7 @@ def _weights(rng: np.random.Generator, **shapes: tuple[int, ...]) -> list[onnx.T
     return [numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name) for name, shape in shapes.items()]
 
 
-def _value(name: str, dtype: int, shape: list[Any]) -> onnx.ValueInfoProto:
+def _value(name: str, dtype: int, shape: list[Any] | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -104,7 +104,7 @@ def _one(value: float, dtype: Any = np.int32) -> np.ndarray:
     return np.asarray([value], dtype)
 
 
-GREEDY = {
+GREEDY: dict[str, dict[str, Any]] = {
     "plain": {},
     "minimum": {"min_length": _one(9)},
     "repetition": {"repetition_penalty": _one(1.7, np.float32)},
@@ -135,7 +135,7 @@ def test_greedy_search(name: str, seed: int) -> None:
     assert (ours[0][:, ended:] == PAD).all()
 
 
-BEAMS = {
+BEAMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "early": {"early": 1},
     "penalty": {"length_penalty": _one(0.4, np.float32)},

@@ -72,7 +72,9 @@ def GatedDeltaNet(d: Draw) -> Case:
     if rule.endswith("delta"):
         beta = d.floats(tokens, values) if activation == "sigmoid" else d.positive(tokens, values)
     capacity = d.pick((0, 2))
-    q, k, v = d.floats(tokens, heads, size), d.floats(tokens, heads, size, scale=0.5), d.floats(tokens, values, width)
+    q: Any = d.floats(tokens, heads, size)
+    k: Any = d.floats(tokens, heads, size, scale=0.5)
+    v: Any = d.floats(tokens, values, width)
     packed = d.flag()
     if packed:
         q, k, v = np.concatenate([x.reshape(tokens, -1) for x in (q, k, v)], axis=1), None, None

@@ -84,7 +84,7 @@ def Imputer(d: Draw) -> Case:
 
 @case
 def LabelEncoder(d: Draw) -> Case:
-    keys = {
+    keys: dict[str, list[Any]] = {
         "keys_strings": ["a", "b", "c", "a"],
         "keys_int64s": [3, -1, 4, 3],
         "keys_floats": [1.0, 2.5, float("nan"), 1.0],
@@ -96,7 +96,7 @@ def LabelEncoder(d: Draw) -> Case:
     }
     key, value = d.pick(list(keys)), d.pick(list(values))
     pool = np.asarray(
-        [*keys[key][:3], {"s": "q", "i": 77, "f": 7.0}[key[5]]], {"s": object, "i": np.int64, "f": np.float32}[key[5]]
+        [*keys[key][:3], {"s": "q", "i": 77, "f": 7.0}[key[5]]], np.dtype({"s": "O", "i": "q", "f": "f"}[key[5]])
     )
     x = d.rng.choice(pool, d.shape(d.size(1, 2)))
     return Case([x], {key: keys[key], value: values[value]}, traced=value != "values_strings", opset=d.pick((2, 4)))

@@ -185,8 +185,9 @@ def gated_delta_net_1(
     shape = query.shape[:-2] if key is not None else query.shape[:-1]
     q, k, v = _delta_parts(query, key, value, initial_state)
     tokens, heads, size, width = q.shape[0], v.shape[1], q.shape[2], v.shape[2]
-    if qk_l2_norm:
-        q, k = (x / m.sqrt((x * x).sum(-1, keepdims=True) + np.float32(1e-12)) for x in (q, k))
+    if qk_l2_norm:  # Kimi's form has another epsilon; both are those of onnxruntime's kernel
+        tiny = np.float32(1e-6 if gate_activation in ("sigmoid", "kda") else 1e-12)
+        q, k = (x / m.sqrt((x * x).sum(-1, keepdims=True) + tiny) for x in (q, k))
     g = b = None
     if update_rule in ("gated", "gated_delta"):
         g = _decay(widen(decay), a_log, dt_bias, gate_activation, gate_lower_bound, tokens, heads)
