@@ -26,10 +26,10 @@ from transmuter_async.compiler.facts import (
     CacheMiss,
     Observe,
 )
-from transmuter_async.compiler.job import CompileJob
+from transmuter_async.compiler.job import CompileJob, forced_break
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Segment
-from transmuter_async.compiler.trace import Run, Scope, depends_on_values, run_node
+from transmuter_async.compiler.trace import Run, Scope, depends_on_values, never_stops, run_node
 from transmuter_async.compiler.values import to_numpy
 from transmuter_async.errors import BreakRefused, OperatorError
 from transmuter_async.graph import Graph, Node
@@ -184,8 +184,11 @@ class Execution:
         place = (*prepared.path, frame.index)
         if place in cache.bare_breaks:
             return
-        value = next(name for name in node.inputs if name in frame.values and name not in frame.known)
-        needs = depends_on_values(node, value, prepared.producers.get(value))
+        if frame.index in prepared.options.force_breaks:
+            needs = forced_break(node)
+        else:
+            value = next(name for name in node.inputs if name in frame.values and name not in frame.known)
+            needs = depends_on_values(node, value, prepared.producers.get(value))
         if prepared.options.breaks == "error":
             raise BreakRefused(f"the graph would break, which breaks='error' refuses: {needs}")
         cache.bare_breaks[place] = needs
@@ -398,10 +401,8 @@ class _HostedIf(_Hosted):
         if outputs is not None:
             self.results = outputs
             return None
-        condition = np.asarray(self.frame.value(self.node.inputs[0]))
-        if condition.size != 1:
-            raise _refuse(self.node, f"the condition has shape {condition.shape}, expected one element")
-        branch = "then_branch" if condition.reshape(()) else "else_branch"
+        condition = _single(self.node, self.frame.value(self.node.inputs[0]), "condition")
+        branch = "then_branch" if condition else "else_branch"
         return self.body(branch, {}, self.frame.seed)
 
 
@@ -414,13 +415,13 @@ class _HostedLoop(_Hosted):
         assert isinstance(graph, Graph)
         self.names = [value.name for value in graph.inputs]
         trips = frame.value(node.inputs[0]) if node.inputs and node.inputs[0] else None
-        self.trips = None if trips is None else int(np.asarray(trips).reshape(()))
+        self.trips = None if trips is None else int(_single(node, trips, "trip count"))
         given = len(node.inputs) > 1 and node.inputs[1]
-        self.going = True if not given else bool(np.asarray(frame.value(node.inputs[1])).reshape(()))
+        self.going = True if not given else bool(_single(node, frame.value(node.inputs[1]), "condition"))
         self.carried = [frame.value(name) for name in node.inputs[2:]]
         self.scanned: list[list[Any]] = []
         self.iteration = 0
-        if self.going and self.trips is not None and self.trips > HOST_TRIPS and _never_stops(graph):
+        if self.going and self.trips is not None and self.trips > HOST_TRIPS and never_stops(graph, frame.value):
             raise _too_many_trips(node, self.trips)
 
     def empty(self) -> bool:
@@ -430,7 +431,7 @@ class _HostedLoop(_Hosted):
     def step(self, outputs: list[Any] | None) -> _Frame | None:
         count = len(self.carried)
         if outputs is not None:
-            self.going = bool(np.asarray(outputs[0]).reshape(()))
+            self.going = bool(_single(self.node, outputs[0], "condition"))
             self.carried = outputs[1 : 1 + count]
             scans = [np.asarray(value) for value in outputs[1 + count :]]
             self.scanned = [[value] for value in scans] if not self.scanned else self.scanned
@@ -468,14 +469,12 @@ def _stack(node: Node, values: list[np.ndarray]) -> np.ndarray:
     return np.stack(values)
 
 
-def _never_stops(body: Graph) -> bool:
-    """Whether a Loop's body hands on the condition that it was given, or a constant."""
-    producers = {name: node for node in body.nodes for name in node.outputs}
-    name = body.outputs[0].name
-    while name in producers and producers[name].op_type == "Identity":
-        name = producers[name].inputs[0]
-    constant = name in producers and producers[name].op_type == "Constant"
-    return name == body.inputs[1].name or name in body.initializers or constant
+def _single(node: Node, value: Any, what: str) -> np.ndarray:
+    """The one element of a value, as an array without dimensions."""
+    array = np.asarray(value)
+    if array.size != 1:
+        raise _refuse(node, f"the {what} has shape {array.shape}, expected one element")
+    return array.reshape(())
 
 
 def _too_many_trips(node: Node, trips: int | None) -> OperatorError:

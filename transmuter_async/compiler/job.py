@@ -25,7 +25,7 @@ from transmuter_async.compiler.values import abstract, is_traceable, sequence_le
 from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
 from transmuter_async.graph import Node
 
-__all__ = ["CompileJob"]
+__all__ = ["CompileJob", "forced_break"]
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class CompileJob:
             stop, needs = len(nodes), None
             for index in range(self.index, len(nodes)):
                 if index in prepared.options.force_breaks:
-                    stop, needs = index, _forced_break(nodes[index])
+                    stop, needs = index, forced_break(nodes[index])
                     break
                 before = len(run.alarms), set(run.statics), len(lifted), run.traced_nodes
                 try:
@@ -360,7 +360,8 @@ def _stand_in(value: Any) -> Any:
     return value
 
 
-def _forced_break(node: Node) -> NeedsValue:
+def forced_break(node: Node) -> NeedsValue:
+    """The reason of a break that `Options.force_breaks` asks for."""
     return NeedsValue(
         node=node.name,
         operator=node.operator,

@@ -37,7 +37,7 @@ from transmuter_async.errors import (
 from transmuter_async.graph import Graph, Node, Value
 from transmuter_async.operators import Operator, first_alarm, fold_in, forced_trace, invoke, resolve
 
-__all__ = ["Alarm", "Opaque", "Run", "Scope", "TooLargeToFold", "heard", "nodes_between", "run_node", "run_nodes"]
+__all__ = ["Alarm", "Opaque", "Run", "Scope", "TooLargeToFold", "heard", "never_stops", "nodes_between", "run_node", "run_nodes"]
 
 _listener: ContextVar[list[str] | None] = ContextVar("transmuter_async_heard", default=None)
 
@@ -62,6 +62,9 @@ MAX_ELEMENTS = 1 << 30
 
 FOLD_BYTES = 64 << 10
 """Known values larger than this are computed by the program, not folded into it."""
+
+MAX_VISITS = 1 << 20
+"""Nodes that one pass may walk: the body of a loop is tried before it is traced, so loops in loops in loops multiply."""
 
 SHADOW_ELEMENTS = 4096
 """Values of more elements are not followed on the host while a segment is planned."""
@@ -194,6 +197,7 @@ class Run:
     traced_nodes: int = 0
     depth: int = 0
     fold_limit: int | None = None
+    visits: int = 0
 
     def raise_alarm(self, bad: Any, alarm: Alarm) -> None:
         """Note that `bad` (traced bool) means `alarm`; an error beats a warning, then the first node wins."""
@@ -236,6 +240,14 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
     values = [scope.read(name) if name else None for name in node.inputs]
     forced = False
     if run.tracing:
+        run.visits += 1
+        if run.visits > MAX_VISITS:
+            raise OperatorError(
+                f"{node.operator} {node.name!r}: more than {MAX_VISITS} nodes were walked to plan one program; "
+                "its control flow is nested too deeply",
+                node=node.name,
+                operator=node.operator,
+            )
         values, forced = _admit(run, node, definition, values)
     elif len(values) > 1:
         _hold_operands_to_budget(run, node, values)
@@ -524,6 +536,36 @@ class _Subgraph:
         finally:
             run.iterations = before
             run.depth -= 1
+
+
+    def never_stops(self) -> bool:
+        """See `operators.Subgraph`."""
+        return never_stops(self.graph, self.scope.read)
+
+
+def never_stops(body: Graph, read: Callable[[str], Any]) -> bool:
+    """Whether a Loop's body hands on the condition that it was given, or one that is always true.
+
+    Args:
+        body: The loop's body.
+        read: Gives the value of a name of the graphs around it, KeyError for one that they do not have.
+    """
+    producers = {name: node for node in body.nodes for name in node.outputs}
+    name = body.outputs[0].name
+    while name in producers and producers[name].op_type == "Identity":
+        name = producers[name].inputs[0]
+    if name == body.inputs[1].name:
+        return True
+    if name in producers:
+        value = producers[name].attributes.get("value") if producers[name].op_type == "Constant" else None
+    elif name in {value.name for value in body.inputs}:
+        return False
+    else:
+        try:
+            value = body.initializers[name] if name in body.initializers else read(name)
+        except KeyError:
+            return False
+    return isinstance(value, np.ndarray) and bool(value.all())
 
 
 def nodes_between(producers: Mapping[str, Node], names: Sequence[str], result: str) -> list[Node]:

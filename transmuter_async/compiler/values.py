@@ -34,7 +34,11 @@ def fingerprint(value: Any) -> Any:
         return tuple(map(fingerprint, value))
     if value is None:
         return None
+    if isinstance(value, dict):
+        return tuple((key, fingerprint(value[key])) for key in sorted(value))
     array = np.asarray(value)
+    if array.dtype == object:  # its bytes are the addresses of the strings
+        return (array.shape, tuple(array.reshape(-1).tolist()))
     return (array.shape, array.dtype, array.tobytes())
 
 

@@ -36,6 +36,10 @@ class Subgraph(Protocol):
         """Outputs in order. `iteration` (host int or traced int) enters the key of random nodes inside."""
         ...
 
+    def never_stops(self) -> bool:
+        """As the body of a Loop: whether its condition is the one that it was given, or one that is always true."""
+        ...
+
 
 class Context(Protocol):
     """The run, seen from one node.

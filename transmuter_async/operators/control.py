@@ -7,13 +7,17 @@ unrolled where the trips are few, and else ends the segment: the node then runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from transmuter_async.graph import STRING
 from transmuter_async.operators.context import Context, Subgraph
@@ -69,47 +73,62 @@ def if_1(cond: Any, /, *, else_branch: Subgraph, then_branch: Subgraph, context:
         raise ValueError(f"cond has shape {list(cond.shape)}, not that of one element")
     if not isinstance(cond, jax.Array):
         return (then_branch if flag(cond) else else_branch)()
-    known = _branch_outputs(then_branch, else_branch, context)
+    branches = [_tried(branch, context) for branch in (then_branch, else_branch)]
+    known = None if None in branches else _branch_outputs(*[each.values for each in branches if each is not None])
     if known is None:
         value = context.needs(cond, 0, "the If condition")
         return (then_branch if flag(value) else else_branch)()
-    bodies = [context.carry(_dynamic(branch, known)) for branch in (then_branch, else_branch)]
+    bodies = [partial(each.dynamic, known) for each in branches if each is not None]
     results, alarm = lax.cond(flag(cond), *bodies)
     context.absorb(alarm)
     dynamic = iter(results)
     return tuple(value if is_known else next(dynamic) for is_known, value in known)
 
 
-def _dynamic(branch: Subgraph, known: Sequence[tuple[bool, Any]]) -> Callable[[], list[Any]]:
-    """The branch, giving only what is not known on the host."""
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A branch, traced once: it is not walked again, so that Ifs in Ifs in Ifs take the time of their nodes.
 
-    def run() -> list[Any]:
-        return [strong(value) for value, (is_known, _) in zip(branch(), known, strict=True) if not is_known]
+    Attributes:
+        values: Its outputs: host values, and what the trace gave for the others.
+        jaxpr: Computes the traced ones, and the alarm.
+        structure: Of what `jaxpr` gives.
+    """
 
-    return run
+    values: list[Any]
+    jaxpr: Any
+    structure: Any
+
+    def dynamic(self, known: Sequence[tuple[bool, Any]]) -> tuple[list[Any], Any]:
+        """What is not known on the host, and the alarm."""
+        results, alarm = jax.tree.unflatten(self.structure, jaxpr_as_fun(self.jaxpr)())
+        traced = [value if given is None else given for value, given in zip(self.values, results, strict=True)]
+        return [strong(value) for value, (is_known, _) in zip(traced, known, strict=True) if not is_known], alarm
 
 
-def _branch_outputs(then_branch: Subgraph, else_branch: Subgraph, context: Context) -> list[tuple[bool, Any]] | None:
+def _tried(branch: Subgraph, context: Context) -> _Tried | None:
+    """The branch traced, None where a trace is not possible."""
+    values: list[Any] = []
+
+    def run() -> Any:
+        values[:] = branch()
+        return [value if holds_traced(value) else None for value in values]
+
+    try:
+        jaxpr, shapes = jax.make_jaxpr(context.carry(run), return_shape=True)()
+    except UNFIT:
+        return None
+    return _Tried(values, jaxpr, jax.tree.structure(shapes))
+
+
+def _branch_outputs(one: Sequence[Any], other: Sequence[Any]) -> list[tuple[bool, Any]] | None:
     """For each output whether both branches give one host value, and it; None when they do not fit a `lax.cond`."""
-    found = []
-    for branch in (then_branch, else_branch):
-        raw: list[Any] = []
-
-        def run(branch: Subgraph = branch, raw: list[Any] = raw) -> Any:
-            raw[:] = branch()
-            return [value if holds_traced(value) else None for value in raw]
-
-        try:
-            jax.eval_shape(context.carry(run))
-        except UNFIT:
-            return None
-        found.append(raw)
     outputs: list[tuple[bool, Any]] = []
-    for one, other in zip(*found, strict=True):
-        if not holds_traced(one) and not holds_traced(other) and same_host(one, other):
-            outputs.append((True, one))
+    for a, b in zip(one, other, strict=True):
+        if not holds_traced(a) and not holds_traced(b) and same_host(a, b):
+            outputs.append((True, a))
             continue
-        if not traceable(one) or not traceable(other) or described(one) != described(other):
+        if not traceable(a) or not traceable(b) or described(a) != described(b):
             return None
         outputs.append((False, None))
     return outputs
@@ -139,6 +158,8 @@ def loop_1(M: Any = None, cond: Any = None, /, *v_initial: Any, body: Subgraph, 
     outputs = body.outputs[1 + len(carried) :]
     bound = _trip_bound(M)
     goes_on = True if cond is None else flag(cond)
+    if bound is None and goes_on is True and body.never_stops():
+        raise context.error(_ENDLESS)
     if goes_on is False or (isinstance(bound, int) and bound <= 0):
         host = not any(map(holds_traced, carried))
         return (*carried, *no_rows(step, carried, [], outputs, context, host=host))
@@ -152,13 +173,15 @@ def loop_1(M: Any = None, cond: Any = None, /, *v_initial: Any, body: Subgraph, 
             None if cond is None else context.needs(cond, 1, "the condition of Loop"),
         )
         return loop_1(*known, *carried, body=body, context=context)
-    return _loop_by_count(step, carried, bound, emits, context)
+    return _loop_by_count(step, carried, bound, emits, body, context)
 
 
 def _trip_bound(M: Any) -> Any:
     """The most trips: Python int, traced int64 scalar, or None."""
     if M is None:
         return None
+    if math.prod(M.shape) != 1:
+        raise ValueError(f"the trip count has shape {list(M.shape)}, not that of one element")
     return jnp.reshape(M, ()).astype(jnp.int64) if isinstance(M, jax.Array) else int(np.asarray(M).reshape(-1)[0])
 
 
@@ -177,13 +200,15 @@ def _loop_by_value(
     return None
 
 
-def _loop_by_count(step: Step, carried: list[Any], bound: int | None, emits: int, context: Context) -> tuple[Any, ...]:
+def _loop_by_count(
+    step: Step, carried: list[Any], bound: int | None, emits: int, body: Subgraph, context: Context
+) -> tuple[Any, ...]:
     """At least one trip is made, and nothing but the body's own condition ends the trips early."""
     if any(map(holds_traced, carried)):
         found = _compiled_loop(step, carried, bound, emits, context)
         if found is not None:
             return found
-    return _python_loop(step, carried, bound, emits, context)
+    return _python_loop(step, carried, bound, emits, body, context)
 
 
 def _compiled_loop(
@@ -211,7 +236,9 @@ def _compiled_loop(
     return (*after, *stacked)
 
 
-def _python_loop(step: Step, carried: list[Any], bound: int | None, emits: int, context: Context) -> tuple[Any, ...]:
+def _python_loop(
+    step: Step, carried: list[Any], bound: int | None, emits: int, body: Subgraph, context: Context
+) -> tuple[Any, ...]:
     """Trip by trip. Traced values that turn up from the graphs around the body are unrolled while they are few."""
     rows: list[list[Any]] = [[] for _ in range(emits)]
     values, number, unrolled = list(carried), 0, 0
@@ -233,7 +260,7 @@ def _python_loop(step: Step, carried: list[Any], bound: int | None, emits: int, 
         number += 1
         if on is TRUE and bound is None:
             raise context.error(_ENDLESS)
-        if number >= HOST_TRIPS or (on is TRUE and bound is not None and bound > HOST_TRIPS):
+        if number >= HOST_TRIPS or (bound is not None and bound > HOST_TRIPS and body.never_stops()):
             raise context.error(f"the loop makes more than {HOST_TRIPS} trips on the host; its trip count is {bound}")
         if holds_traced(on):
             on = context.needs(on, _first_input(context, carried), "whether the Loop goes on")
