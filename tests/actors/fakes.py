@@ -183,18 +183,16 @@ class FakeExecution:
         while self.position < len(keys):
             job = FakeJob(self.compiler, self.position, keys[self.position])
             found = cache.get(job.key)
-            if found is None and self.compiler.cold:
-                observe(CacheMiss(job.position, job.shapes, cold=True))
-                wanted.append(job)
-                self.position += 1
-                continue
-            compiled = True
             if found is None:
-                observe(CacheMiss(job.position, job.shapes))
-                self.missed = True
-                return Missing(job)  # type: ignore[arg-type]
-            if not self.missed and job.key not in cache.keeps:
-                observe(CacheHit(job.position, job.shapes))
+                observe(CacheMiss(job.position, job.shapes, cold=self.compiler.cold))
+                if not self.compiler.cold:
+                    self.missed = True
+                    return Missing(job)  # type: ignore[arg-type]
+                wanted.append(job)
+            else:
+                compiled = True
+                if not self.missed and job.key not in cache.keeps:
+                    observe(CacheHit(job.position, job.shapes))
             self.missed = False
             self.compiler.computes.pass_through((self.position, self.inputs["x"]))
             if self.inputs.get("fails"):

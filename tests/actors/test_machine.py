@@ -119,8 +119,9 @@ class Machine:
                 assert how != "bad"
 
 
-async def drive(steps: list[tuple[str, Any]], limit: int, ending: str) -> None:
+async def drive(steps: list[tuple[str, Any]], limit: int, ending: str, cold: bool) -> None:
     async with fake_model(max_concurrency=limit, cache_size=1, mailbox=3) as (compiled, compiler):
+        compiler.cold = cold
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
                 machine = Machine(compiled, compiler, group)
@@ -147,6 +148,11 @@ async def drive(steps: list[tuple[str, Any]], limit: int, ending: str) -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=st.lists(STEP, max_size=40), limit=st.sampled_from([1, 2]), ending=st.sampled_from(["ask", "close"]))
-def test_any_order_of_messages(backend: str, steps: list[tuple[str, Any]], limit: int, ending: str) -> None:
-    anyio.run(drive, steps, limit, ending, backend=backend)
+@given(
+    steps=st.lists(STEP, max_size=40),
+    limit=st.sampled_from([1, 2]),
+    ending=st.sampled_from(["ask", "close"]),
+    cold=st.booleans(),
+)
+def test_any_order_of_messages(backend: str, steps: list[tuple[str, Any]], limit: int, ending: str, cold: bool) -> None:
+    anyio.run(drive, steps, limit, ending, cold, backend=backend)
