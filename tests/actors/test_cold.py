@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -241,3 +242,13 @@ async def test_what_is_compiled_behind_reads_no_array_of_the_caller() -> None:
         outputs: dict[str, Any] = await compiled.run({"x": before})
         assert (await compiled.statistics()).hits == 1
         np.testing.assert_allclose(outputs["y"], want, rtol=1e-4, atol=1e-5)
+
+
+async def test_what_was_compiled_behind_is_found_on_the_disk_by_calls_that_wait(tmp_path: Path) -> None:
+    for cold in ("interpret", "compile"):
+        async with tm.Runtime() as runtime, Recorder(runtime.telemetry) as recorder:
+            compiled = await runtime.compile(affine(), cold=cold, cache_dir=tmp_path)
+            await compiled.run({"x": rows(2)})
+            await settled(compiled)
+            (stop,) = recorder.named("transmuter.segment.compile.stop")
+            assert stop.metadata["disk_cache"] == {"interpret": "miss", "compile": "hit"}[cold]

@@ -138,7 +138,9 @@ class PreparedGraph:
         """Digest of everything but place and values that decides this graph's programs. Reads all weights once."""
         with self._lock:
             if self._digest is None:
-                options = replace(self.options, cache_dir=None, cache_dir_bytes=0, cache_size=1, batching=None)
+                options = replace(
+                    self.options, cache_dir=None, cache_dir_bytes=0, cache_size=1, batching=None, cold="compile"
+                )
                 facts = (__version__, options, sorted(self.dim_like), device_facts(self.device))
                 text = repr(facts) + graph_digest(self.graph)
                 self._digest = hashlib.sha256(text.encode()).hexdigest()
