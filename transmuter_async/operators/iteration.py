@@ -94,8 +94,9 @@ def same_host(a: Any, b: Any) -> bool:
 
 def flag(value: Any) -> Any:
     """A condition as a scalar: Python bool on the host, traced bool else. Any shape of one element is accepted."""
-    if math.prod(value.shape) != 1:
-        raise ValueError(f"a condition has shape {list(value.shape)}, not that of one element")
+    shape = np.shape(value)
+    if math.prod(shape) != 1:
+        raise ValueError(f"a condition has shape {list(shape)}, not that of one element")
     if isinstance(value, jax.Array):
         return jnp.reshape(value, ()).astype(jnp.bool_)
     return bool(np.asarray(value).reshape(-1)[0])
