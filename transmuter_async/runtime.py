@@ -379,7 +379,7 @@ class Runtime:
             cold: Where a program is missing, "compile" has the call wait for it. "interpret" answers it at once on the host,
                 in numpy, while the program is compiled behind; later calls use it.
             compile_after: With `cold="interpret"`: a signature is compiled only once it was asked for so many times.
-            cache_dir: Folder in which programs outlive the process; see the page on the disk cache. None for none. It
+            cache_dir: Folder in which programs outlive the process; see the page on segments. None for none. It
                 is a trust boundary: give it to nobody else.
             batching: Dimensions that calls are padded along, to which sizes; refused where the graph mixes rows or reads
                 padding. See `Batching`.
