@@ -190,7 +190,7 @@ class Execution:
             value = next(name for name in node.inputs if name in frame.values and name not in frame.known)
             needs = depends_on_values(node, value, prepared.producers.get(value))
         if prepared.options.breaks == "error":
-            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {needs}")
+            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {needs}") from needs
         cache.bare_breaks[place] = needs
         prepared.root.graph_break = True
 
