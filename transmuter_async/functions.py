@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,7 +28,7 @@ def run_sync(
     model: Model | str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto,
     inputs: Mapping[str, Any],
     *,
-    seed: int = 0,
+    seed: int | None = None,
     device: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
@@ -38,9 +39,12 @@ def run_sync(
     Args:
         model: A `Model`, or a local source as `Runtime.load` takes it.
         inputs: As for `Compiled.run`.
-        seed: Of random operators.
+        seed: Of random operators; a fresh one for each call by default.
         device: Give JAX arrays instead of numpy ones.
         options: `outputs`, `static_inputs`, `compiler`, `bounds`, `nonfinite`, `precision`, `breaks`, as for `Runtime.compile`.
+
+    Returns:
+        Read-only arrays by output name, in the graph's order, of the graph's dtypes.
 
     Raises:
         MisuseError: This thread runs an event loop, which would be blocked; or the source is on the Hub.
@@ -57,6 +61,8 @@ def run_sync(
     overrides = tuple(name for name in inputs if name in model.graph.overridable)
     prepared = prepare(model, Options(overrides=overrides, optimize=model.optimize, **{**kept_small(model), **options}))
     cache = SegmentCache(prepared.options.cache_size)
+    if seed is None:
+        seed = secrets.randbits(64)
     execution = prepared.start(prepared.take_inputs(inputs), seed=seed, device=device)
     with pinned(device=prepared.device, precision=prepared.options.precision):
         while True:
@@ -84,11 +90,18 @@ def to_jax(
             jax traces it; a cached program tells nothing.
 
     Returns:
-        `(apply, params)`; `params` holds the floating-point weights by name.
+        `(apply, params)`. `params` holds the floating-point weights by name, those of branches and loop bodies included.
+        `apply` takes `inputs` by name, of the declared ranks and fixed dimensions, and gives JAX arrays by output name, of
+        the graph's dtypes. `seed` is an integer, a threefry key or (2,) uint32, for random operators; None is 0, since a pure
+        function has no fresh one.
 
     Raises:
         UnsupportedModel: Operators are missing.
-        InputError: `static_inputs` names something that is no input.
+        InputError: `static_inputs` names something that is no input, or does not fit it.
+        TypeError: `model` is no `Model`.
+        ValueError: `bounds` is neither.
+
+    `apply` raises `InputError` for inputs or params that do not fit, and `NeedsValue` where the graph breaks.
 
     64-bit integers and floats are exact whatever `jax_enable_x64` says, and 32-bit arrays are taken where the graph says
     64. One thing can't be made safe here: with x64 off, `jax.jit(apply)` gets numpy int64 values only after jax has wrapped
@@ -106,7 +119,18 @@ def to_jax(
 
 
 def device_put(inputs: Any, device: jax.Device | None = None) -> Any:
-    """Put arrays (or a tree of them) on a device with their dtypes as they are: 64-bit ones stay 64-bit, whatever x64 says."""
+    """Put arrays (or a tree of them) on a device with their dtypes as they are: 64-bit ones stay 64-bit, whatever x64 says.
+
+    Args:
+        inputs: Arrays or numbers of any shape and of any dtype that JAX has, or a tree of them (a dict of inputs).
+        device: Where to; None is jax's default.
+
+    Returns:
+        The same tree of `jax.Array`, of the same shapes and dtypes.
+
+    Raises:
+        TypeError: A dtype that JAX does not have, such as strings.
+    """
     with pinned(device=device):
         return jax.device_put(inputs, device)
 

@@ -412,6 +412,9 @@ class Runtime:
             raise MisuseError(
                 f'compile_after={compile_after} has calls answered without a program: add cold="interpret"'
             )
+        for option, names in (("outputs", outputs), ("static_inputs", static_inputs)):
+            if isinstance(names, str):
+                raise InputError(f"{option}={names!r} is one text; give a list of names, [{names!r}]")
         if name is not None and name in self._actors:
             raise MisuseError(
                 f"there is an actor named {name!r} in this runtime already; close it, or take another name"

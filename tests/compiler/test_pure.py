@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from tests.compiler.support import by_onnxruntime, graph, node, proto
 from transmuter_async.compiler import pinned, to_jax
@@ -211,12 +212,97 @@ def test_bad_arguments_are_typed_errors():
         apply(params, {"idz": IDS})
     with pytest.raises(InputError, match=r"'ids': shape \(4,\)"):
         apply(params, {"ids": IDS[0]})
-    with pytest.raises(InputError, match="'ids': dtype float32"):
+    with pytest.raises(InputError, match="'ids': dtype float was given, expected int64"):
         apply(params, {"ids": IDS.astype(np.float32)})
     with pytest.raises(InputError, match=r"static_inputs=\['nope'\]"):
         to_jax(MODEL, static_inputs={"nope": 1})
     with pytest.raises(ValueError, match="bounds='check'"):
         to_jax(MODEL, bounds="check")
+
+
+def test_inputs_are_held_to_the_declared_shape_and_static_ones_to_their_dtype():
+    made = proto([node("Relu", ["x"], ["y"])], ["x:float[2,3]"], ["y:float[2,3]"])
+    apply, params = to_jax(read_model(made, known=known))
+    with pytest.raises(InputError, match=r"'x': shape \(2, 4\) was given, expected float\[2, 3\]"):
+        apply(params, {"x": floats(2, 4)})
+    with pytest.raises(InputError, match=r"'x': shape \(2, 4\)"):
+        jax.jit(apply)(params, {"x": floats(2, 4)})
+    np.testing.assert_array_equal(apply(params, {"x": [[1, -2, 3], [0, 5, -6]]})["y"], [[1, 0, 3], [0, 5, 0]])
+    with pytest.raises(InputError, match="inputs are a mapping"):
+        apply(params, floats(2, 3))
+    with pytest.raises(TypeError, match="to_jax takes a Model, not str"):
+        to_jax("model.onnx")  # type: ignore[arg-type]
+    made = proto([node("Tile", ["x", "n"], ["y"])], ["x:float[k]", "n:int64[1]"], ["y:float[m]"])
+    model = read_model(made, known=known)
+    for wrong in ([1.7], [[2]], np.array([2], np.uint64)):
+        with pytest.raises(InputError, match="static_inputs do not fit the graph: 'n'"):
+            to_jax(model, static_inputs={"n": wrong})
+    with pytest.raises(NeedsValue, match=r"static_inputs=\{'n': …\}"):
+        jax.jit(to_jax(model)[0])({}, {"x": floats(2), "n": np.array([2])})
+
+
+def test_params_are_all_there_and_no_others():
+    apply, params = to_jax(MODEL)
+    less = {name: value for name, value in params.items() if name != "gamma"}
+    with pytest.raises(InputError, match=r"missing are \['gamma'\]"):
+        apply(less, {"ids": IDS})
+    with pytest.raises(InputError, match=r"unknown are \['gama'\]; missing are \['gamma'\]"):
+        apply({**less, "gama": params["gamma"]}, {"ids": IDS})
+
+
+def test_weights_of_branches_are_params():
+    """An initializer and a Constant inside of an If, of the same name in both branches: each has its own gradient."""
+
+    def branch(scale: float, op: str) -> Any:
+        return graph(
+            [
+                node("Constant", [], ["c"], value=numpy_helper.from_array(np.full(3, scale, np.float32))),
+                node("Mul", ["x", "c"], ["m"]),
+                node(op, ["m", "w"], ["r"]),
+            ],
+            [],
+            ["r:float[3]"],
+            {"w": np.array([1, 2, 3], np.float32)},
+        )
+
+    made = proto(
+        [node("If", ["flag"], ["y"], name="if", then_branch=branch(2, "Add"), else_branch=branch(5, "Mul"))],
+        ["x:float[3]", "flag:bool[]"],
+        ["y:float[3]"],
+    )
+    x = floats(3)
+    for flag in (True, False):
+        apply, params = to_jax(read_model(made, known=known), static_inputs={"flag": flag})
+        assert len(params) == 4
+        want = by_onnxruntime(made, {"x": x, "flag": np.array(flag)})["y"]
+        np.testing.assert_allclose(jax.jit(apply)(params, {"x": x})["y"], want, rtol=1e-6)
+        grads = jax.grad(lambda params: jnp.sum(apply(params, {"x": x})["y"]))(params)  # noqa: B023
+        by_value = {(float(params[name][0]), name.endswith("w")): np.asarray(grad) for name, grad in grads.items()}
+        used, unused = (2.0, 5.0) if flag else (5.0, 2.0)
+        np.testing.assert_allclose(by_value[used, False], x if flag else x * [1, 2, 3], rtol=1e-6)
+        assert not by_value[unused, False].any()
+        weights = sorted((grad.tolist() for name, grad in grads.items() if name.endswith("w")), key=any)
+        assert weights[0] == [0, 0, 0]
+        np.testing.assert_allclose(weights[1], np.ones(3) if flag else 5 * x, rtol=1e-6)
+
+
+def test_a_seed_may_be_traced_and_may_be_a_key(x64: bool):
+    made = proto([node("RandomNormalLike", ["x"], ["y"])], ["x:float[n]"], ["y:float[n]"])
+    apply, params = to_jax(read_model(made, known=known))
+    inputs = {"x": floats(4)}
+    want = np.asarray(apply(params, inputs, seed=7)["y"])
+    assert not np.array_equal(want, apply(params, inputs)["y"])
+    with jax.default_prng_impl("threefry2x32"):
+        key = jax.random.key(7)
+    for seed in (np.int64(7), np.array(7, np.uint32), np.array([0, 7], np.uint32), key):
+        np.testing.assert_array_equal(apply(params, inputs, seed=seed)["y"], want)
+    np.testing.assert_array_equal(jax.jit(apply)(params, inputs, 7)["y"], want)
+    np.testing.assert_array_equal(jax.jit(apply)(params, inputs, key)["y"], want)
+    negative = jax.jit(apply)(params, inputs, -7)["y"]
+    np.testing.assert_array_equal(negative, apply(params, inputs, seed=-7)["y"])
+    for wrong in (1.5, np.zeros(3, np.uint32), True):
+        with pytest.raises(InputError, match="seed is"):
+            apply(params, inputs, seed=wrong)
 
 
 SETTINGS = {

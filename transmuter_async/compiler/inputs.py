@@ -20,14 +20,14 @@ from transmuter_async.graph import (
     onnx_name,
 )
 
-__all__ = ["COPY_BYTES", "describe_type", "take_inputs"]
+__all__ = ["COPY_BYTES", "Misfit", "check_shape", "describe_type", "take_inputs", "take_value"]
 
 COPY_BYTES = 64 << 10
 """Arrays up to this size are copied when a call takes them over."""
 
 
 def take_inputs(
-    declared: Iterable[Value], given: Mapping[str, Any], *, copy: bool | None = None, outputs: Iterable[str] = ()
+    declared: Iterable[Value], given: Mapping[str, Any], *, copy: bool | None = None, outputs: Iterable[str] = (), replaceable: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Check and convert a call's inputs.
 
@@ -36,6 +36,7 @@ def take_inputs(
         given: By name: numpy, JAX, DLPack or ml_dtypes arrays, scalars, nested lists; lists of arrays for a sequence.
         copy: True copies everything, False nothing; None copies arrays of up to 64 KiB.
         outputs: Names of the graph's outputs, only for the hint when one is given as an input.
+        replaceable: Names of initializers that `compile` could have made inputs, for the same.
 
     Returns:
         numpy or JAX arrays (lists of them for sequences) of the declared dtypes, in the declared order.
@@ -53,17 +54,19 @@ def take_inputs(
         for value in declared
         if value.name not in given and not isinstance(value.type, OptionalType)
     ]
-    known_outputs = set(outputs)
+    known_outputs, possible = set(outputs), set(replaceable)
     for name in given:
         if name not in names:
             extra = " (it is an output)" if name in known_outputs else ""
+            if name in possible:
+                extra = " of this compiled model (it has a value in the file; name it in the specs of `compile` to give another)"
             problems.append(f"{name!r} is not an input{extra}")
     taken: dict[str, Any] = {}
     for value in declared:
         if value.name in given:
             try:
-                taken[value.name] = _take(given[value.name], value.type, copy)
-            except _Problem as problem:
+                taken[value.name] = take_value(given[value.name], value.type, copy)
+            except Misfit as problem:
                 problems.append(f"{value.name!r}: {problem}")
         elif isinstance(value.type, OptionalType):
             taken[value.name] = None
@@ -93,35 +96,40 @@ def describe_type(type: Type | None) -> str:
     return f"map from {onnx_name(type.key)} to {describe_type(type.value)}"
 
 
-class _Problem(Exception):
+class Misfit(Exception):
     """One thing that does not fit; collected into the one InputError."""
 
 
-def _take(given: Any, type: Type | None, copy: bool | None) -> Any:
+def take_value(given: Any, type: Type | None, copy: bool | None = None) -> Any:
+    """One input, checked and converted as `take_inputs` does it.
+
+    Raises:
+        Misfit: It does not fit `type`; the text says what came and what was expected.
+    """
     if isinstance(type, OptionalType):
-        return None if given is None else _take(given, type.element, copy)
+        return None if given is None else take_value(given, type.element, copy)
     if given is None:
-        raise _Problem(f"None was given, expected {describe_type(type)}")
+        raise Misfit(f"None was given, expected {describe_type(type)}")
     if isinstance(type, SequenceType):
         if not isinstance(given, (list, tuple)):
-            raise _Problem(f"a {_kind(given)} was given, expected a list for a {describe_type(type)}")
+            raise Misfit(f"a {_kind(given)} was given, expected a list for a {describe_type(type)}")
         items = []
         for index, item in enumerate(given):
             try:
-                items.append(_take(item, type.element, copy))
-            except _Problem as problem:
-                raise _Problem(f"element {index}: {problem}") from None
+                items.append(take_value(item, type.element, copy))
+            except Misfit as problem:
+                raise Misfit(f"element {index}: {problem}") from None
         return items
     if isinstance(type, MapType):
         if not isinstance(given, Mapping):
-            raise _Problem(f"a {_kind(given)} was given, expected a {describe_type(type)}")
+            raise Misfit(f"a {_kind(given)} was given, expected a {describe_type(type)}")
         return dict(given)
     if type is None:
         type = TensorType(None, None)
     array, weak, owned = _as_array(given)
     if type.shape == () and array.shape == (1,):
         array = array.reshape(())  # onnxruntime takes one element for a scalar, so callers give it
-    _check_shape(array, type)
+    check_shape(array, type)
     array, converted = _convert(array, type, weak)
     owned = owned or converted
     if isinstance(array, np.ndarray) and not owned and (copy or (copy is None and array.nbytes <= COPY_BYTES)):
@@ -137,6 +145,8 @@ def _as_array(given: Any) -> tuple[Any, bool, bool]:
     """`(array, weak, owned)`: weak came from Python numbers; owned is memory that nobody else has."""
     if isinstance(given, (np.ndarray, jax.Array)):
         if isinstance(given, np.ndarray) and (type(given) is not np.ndarray or given.dtype.kind in "USO"):
+            if np.ma.is_masked(given):
+                raise Misfit("a masked array was given, and a graph knows no masked elements; fill them with .filled(…)")
             return _strings(np.asarray(given)), False, given.dtype.kind in "USO"
         return given, False, False
     if isinstance(given, np.generic):
@@ -145,7 +155,7 @@ def _as_array(given: Any) -> tuple[Any, bool, bool]:
         try:
             array = np.asarray(given)
         except (ValueError, OverflowError) as error:
-            raise _Problem(f"the nested lists do not make an array ({error})") from None
+            raise Misfit(f"the nested lists do not make an array ({error})") from None
         if array.dtype.kind in "USO":
             return _strings(array), False, True
         return array, not _holds_arrays(given), True
@@ -153,7 +163,7 @@ def _as_array(given: Any) -> tuple[Any, bool, bool]:
         return np.from_dlpack(given), False, False
     if hasattr(given, "__array__"):
         return np.asarray(given), False, False
-    raise _Problem(f"a {_kind(given)} is no array")
+    raise Misfit(f"a {_kind(given)} is no array")
 
 
 def _holds_arrays(given: Any) -> bool:
@@ -174,19 +184,20 @@ def _strings(array: np.ndarray) -> np.ndarray:
         if isinstance(item, bytes):
             item = item.decode()
         if not isinstance(item, str):
-            raise _Problem(f"an object array holds a {_kind(item)}, only strings are possible")
+            raise Misfit(f"an object array holds a {_kind(item)}, only strings are possible")
         out.reshape(-1)[index] = item
     return out
 
 
-def _check_shape(array: Any, type: TensorType) -> None:
+def check_shape(array: Any, type: TensorType) -> None:
+    """Raise `Misfit` where rank or fixed dimensions are not those declared."""
     if type.shape is None:
         return
     fits = len(array.shape) == len(type.shape) and all(
         not isinstance(want, int) or want < 0 or got == want for got, want in zip(array.shape, type.shape, strict=True)
     )
     if not fits:
-        raise _Problem(f"shape {tuple(array.shape)} was given, expected {describe_type(type)}")
+        raise Misfit(f"shape {tuple(array.shape)} was given, expected {describe_type(type)}")
 
 
 def _convert(array: Any, type: TensorType, weak: bool) -> tuple[Any, bool]:
@@ -197,7 +208,7 @@ def _convert(array: Any, type: TensorType, weak: bool) -> tuple[Any, bool]:
         return array.astype(want), True
     if _same_kind(array.dtype, want) and np.can_cast(array.dtype, want, "safe"):
         return (np.asarray(array).astype(want) if isinstance(array, jax.Array) else array.astype(want)), True
-    raise _Problem(
+    raise Misfit(
         f"dtype {onnx_name(array.dtype)} was given, expected {onnx_name(want)}; "
         f"it does not widen safely, cast it yourself with .astype({want.name!r})"
     )
@@ -216,7 +227,7 @@ def _fits_weakly(array: np.ndarray, want: np.dtype) -> bool:
     """Whether Python numbers may become `want`: integers in range, floats to floats, integers to floats."""
     floating = jnp.issubdtype(want, np.floating) or want.kind == "c"
     if array.size == 0:
-        return want != np.dtype(object)
+        return True  # an empty list is of any dtype, strings too
     if array.dtype.kind == "b":
         return want.kind == "b"
     if array.dtype.kind in "iu":

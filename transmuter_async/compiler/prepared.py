@@ -28,7 +28,9 @@ class Prepared(PreparedGraph):
         Raises:
             InputError: They do not fit the graph; everything is listed.
         """
-        return take_inputs(self.graph.inputs, inputs, copy=copy, outputs=self.outputs)
+        return take_inputs(
+            self.graph.inputs, inputs, copy=copy, outputs=self.outputs, replaceable=self.model.graph.overridable
+        )
 
     def admitted(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """What the graph would see of a call's inputs: checked, and padded where buckets ask for it. For `why`."""

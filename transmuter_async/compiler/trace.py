@@ -176,6 +176,7 @@ class Run:
         shadows: While planning, `id(tracer) -> (tracer, its value in this call, names it comes from)`; else None.
         statics: While planning, the arguments that turned out to be needed on the host.
         lift: Gives the argument that stands for a large known array.
+        weights: By `id` of an initializer or Constant of a body: what stands for it, where the caller gives weights of its own.
         producers: Node by output name, for the text of breaks.
         fold_limit: Where constants are folded, the bytes that a result may take: above them `TooLargeToFold` is raised.
     """
@@ -188,6 +189,7 @@ class Run:
     shadows: dict[int, tuple[Any, np.ndarray, frozenset[str]]] | None = None
     statics: set[str] = field(default_factory=set)
     lift: Callable[[np.ndarray], Any] = lambda array: array
+    weights: Mapping[int, Any] = field(default_factory=dict)
     producers: Mapping[str, Node] = field(default_factory=dict)
     alarms: list[Alarm] = field(default_factory=list)
     alarm: Any = None
@@ -237,6 +239,9 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
             "print(model.check()) lists every missing operator",
             missing=(missing,),
         )
+    if run.weights and node.op_type == "Constant" and id(node.attributes.get("value")) in run.weights:
+        scope.values[node.outputs[0]] = run.weights[id(node.attributes["value"])]
+        return
     values = [scope.read(name) if name else None for name in node.inputs]
     forced = False
     if run.tracing:
@@ -524,8 +529,9 @@ class _Subgraph:
         graph, run = self.graph, self.run
         if len(inputs) != len(graph.inputs):
             raise ValueError(f"subgraph {graph.name!r} takes {len(graph.inputs)} inputs, not {len(inputs)}")
-        scope = Scope(dict(graph.initializers), outer=self.scope)
-        scope.values.update((value.name, given) for value, given in zip(graph.inputs, inputs, strict=True))
+        given = run.weights
+        scope = Scope({k: given.get(id(v), v) for k, v in graph.initializers.items()}, outer=self.scope)
+        scope.values.update((value.name, each) for value, each in zip(graph.inputs, inputs, strict=True))
         before = run.iterations
         if iteration is not None:
             run.iterations = (*before, iteration)

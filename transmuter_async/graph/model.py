@@ -244,3 +244,7 @@ class Model:
         from .report import describe
 
         return describe(self)
+
+    def __repr__(self) -> str:  # every node and weight of the graph would be hundreds of pages
+        source = "/".join(self.source) if isinstance(self.source, tuple) else self.source or "bytes"
+        return f"<Model {source!r}: {self.node_count} nodes>"
