@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from transmuter_async.cli import main
 from transmuter_async.cli.app import EXIT_CODES, parser
@@ -62,6 +62,65 @@ def test_run_prints_and_writes(add: str, tmp_path: Path, capsys) -> None:
     assert code == 0
     assert told["outputs"][0]["first"] == [2, 3, 2**40 + 1]
     assert np.array_equal(np.load(target / "sum.npy"), [2, 3, 2**40 + 1])
+
+
+def test_numbers_are_never_changed_to_fit(add: str, tmp_path: Path, capsys) -> None:
+    for text in ("3.7", "nan", "inf", str(2**70)):
+        assert main(["run", add, "-i", f"a={text}", "-i", "b=1"]) == 4
+        assert "whole numbers from -9223372036854775808" in capsys.readouterr().err
+    info = [helper.make_tensor_value_info(name, TensorProto.UINT8, []) for name in "xy"]
+    small = saved(tmp_path / "u8.onnx", [helper.make_node("Identity", ["x"], ["y"])], info[:1], info[1:])
+    assert main(["run", small, "-i", "x=300"]) == 4
+    assert "from 0 to 255" in capsys.readouterr().err
+    assert main(["run", small, "-i", "x=2e2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"][0]["first"] == [200]
+
+
+def test_a_file_without_plain_arrays_is_told(add: str, tmp_path: Path, capsys) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("hello")
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04zz")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name in ("objects.npy", "text.npy", "cut.npz", "empty.npy"):
+        assert main(["run", add, "-i", f"a={tmp_path / name}", "--fill", "ones", "--dim", "n=1"]) == 4
+        assert "not a file of plain numpy arrays" in capsys.readouterr().err
+
+
+def test_values_of_the_file_can_be_replaced(tmp_path: Path, capsys) -> None:
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "w", "y")]
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", info[:2], info[2:], [numpy_helper.from_array(np.float32([1, 2]), "w")])
+    path = tmp_path / "default.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
+    np.save(tmp_path / "w.npy", np.float32([5, 6]))
+    for extra, first in (([], [2, 3]), (["-i", f"w={tmp_path / 'w.npy'}"], [6, 7])):
+        assert main(["run", str(path), "-i", "x=ones", "--json", *extra]) == 0
+        assert json.loads(capsys.readouterr().out)["outputs"][0]["first"] == first
+
+
+def test_outputs_that_numpy_files_do_not_know(tmp_path: Path, capsys) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])
+    outputs = [
+        helper.make_tensor_value_info("half", TensorProto.BFLOAT16, [3]),
+        helper.make_tensor_value_info("nibble", TensorProto.UINT4, [3]),
+        helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None),
+    ]
+    sizes = helper.make_node("Constant", [], ["sizes"], value=numpy_helper.from_array(np.array([1, 2])))
+    nodes = [
+        helper.make_node("Cast", ["x"], ["half"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["x"], ["nibble"], to=TensorProto.UINT4),
+        sizes,
+        helper.make_node("SplitToSequence", ["x", "sizes"], ["parts"], axis=0),
+    ]
+    path = saved(tmp_path / "odd.onnx", nodes, [x], outputs, opset=21)
+    np.save(tmp_path / "x.npy", np.float32([1, 2.5, 3]))
+    assert main(["run", path, "-i", f"x={tmp_path / 'x.npy'}", "-o", str(tmp_path / "out")]) == 0
+    assert "parts.npz" in capsys.readouterr().out
+    half, nibble = (np.load(tmp_path / "out" / f"{name}.npy") for name in ("half", "nibble"))
+    assert (half.dtype, half.tolist()) == (np.float32, [1, 2.5, 3])
+    assert (nibble.dtype, nibble.tolist()) == (np.uint8, [1, 2, 3])
+    with np.load(tmp_path / "out" / "parts.npz") as parts:
+        assert [parts["0"].tolist(), parts["1"].tolist()] == [[1], [2.5, 3]]
 
 
 def test_run_in_plain_text(add: str, capsys) -> None:

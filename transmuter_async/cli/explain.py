@@ -15,7 +15,7 @@ from pathlib import Path
 
 import anyio
 
-from transmuter_async.cli.inputs import add_input_arguments, dims, gather, specs
+from transmuter_async.cli.inputs import add_input_arguments, dims, gather, replacing, specs
 from transmuter_async.cli.output import Output
 from transmuter_async.cli.progress import downloads
 from transmuter_async.compiler import Spec
@@ -51,7 +51,7 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         with output.working("compiling"):
             if options.input or options.fill:
                 inputs = await anyio.to_thread.run_sync(gather, model, options)
-                compiled = await runtime.compile(model, static_inputs=static)
+                compiled = await runtime.compile(model, replacing(model, inputs), static_inputs=static)
                 await compiled.run(inputs, seed=options.seed)
             else:
                 compiled = await runtime.compile(model, specs(model, sizes, Spec), static_inputs=static)

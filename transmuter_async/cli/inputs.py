@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from transmuter_async.errors import InputError
 from transmuter_async.graph import Model, TensorType, Value
 
-__all__ = ["add_dim_argument", "add_input_arguments", "declared", "dims", "gather", "specs"]
+__all__ = ["add_dim_argument", "add_input_arguments", "declared", "dims", "gather", "replacing", "specs"]
 
 WORDS = ("random", "zeros", "ones")
 
@@ -103,15 +104,22 @@ def _read(value: Value, text: str) -> np.ndarray:
     path = Path(text)
     if not path.exists():
         raise InputError(f"--input {value.name}={text}: no such file, and not a number or one of {', '.join(WORDS)}")
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        if value.name in loaded:
-            return np.asarray(loaded[value.name])
-        if len(loaded.files) == 1:
-            return np.asarray(loaded[loaded.files[0]])
-        raise InputError(f"{text} holds {', '.join(loaded.files)}, but not {value.name!r}")
+    try:
+        # Opened here: numpy leaves a file that it opened itself open where that is no ZIP archive after all.
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            with loaded:
+                if value.name in loaded or len(loaded.files) == 1:
+                    return np.asarray(loaded[value.name if value.name in loaded else loaded.files[0]])
+                held = ", ".join(loaded.files)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"--input {value.name}={text}: not a file of plain numpy arrays ({str(error).partition('.')[0]}); "
+            "write one with numpy.save(path, array, allow_pickle=False)"
+        ) from None
+    raise InputError(f"{text} holds {held}, but not {value.name!r}")
 
 
 def gather(model: Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
@@ -135,8 +143,7 @@ def gather(model: Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
         if word in WORDS:
             arrays[name] = _made(value, word, given, sizes, random)
         elif (number := _number(text)) is not None:
-            dtype = value.type.dtype if isinstance(value.type, TensorType) else None
-            arrays[name] = np.asarray(number, dtype)
+            arrays[name] = _scalar(pair, value, number)
         else:
             arrays[name] = _read(value, text)
     left = [value for value in model.inputs if value.name not in arrays]
@@ -146,6 +153,22 @@ def gather(model: Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
     for value in left:
         arrays[value.name] = _made(value, options.fill, "", sizes, random)
     return arrays
+
+
+def _scalar(pair: str, value: Value, number: float) -> np.ndarray:
+    """A number as the graph wants it; never one that another dtype would change."""
+    dtype = value.type.dtype if isinstance(value.type, TensorType) else None
+    if dtype is not None and dtype.kind in "iub":
+        low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        if number % 1 != 0 or not low <= number <= high:  # NaN and infinities have the remainder NaN
+            raise InputError(f"--input {pair}: {value.name!r} is {declared(value)}, whole numbers from {low} to {high}")
+        number = int(number)
+    return np.asarray(number, dtype)
+
+
+def replacing(model: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+    """What `compile` has to be told where values of the file itself are replaced: all inputs, as samples; else None."""
+    return dict(arrays) if model.graph.overridable.intersection(arrays) else None
 
 
 def _number(text: str) -> int | float | None:

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import numpy as np
 
-from transmuter_async.cli.inputs import add_input_arguments, gather
+from transmuter_async.cli.inputs import add_input_arguments, gather, replacing
 from transmuter_async.cli.output import Output, seconds
 from transmuter_async.cli.progress import downloads
 from transmuter_async.cli.trace import chrome_trace
@@ -79,7 +79,7 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
         inputs = await anyio.to_thread.run_sync(gather, model, options)
-        compiled = await runtime.compile(model, compiler=options.compiler)
+        compiled = await runtime.compile(model, replacing(model, inputs), compiler=options.compiler)
 
         async def caller() -> None:
             for _ in range(options.repeat):

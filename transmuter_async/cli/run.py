@@ -16,7 +16,7 @@ import anyio
 import numpy as np
 import structlog
 
-from transmuter_async.cli.inputs import add_input_arguments, gather
+from transmuter_async.cli.inputs import add_input_arguments, gather, replacing
 from transmuter_async.cli.output import Output, seconds
 from transmuter_async.cli.progress import downloads
 from transmuter_async.errors import InputError
@@ -49,17 +49,34 @@ def numbers(array: np.ndarray) -> dict[str, object]:
 
 
 def write(folder: Path, outputs: dict[str, object]) -> list[Path]:
-    """One .npy file for each output; characters that a file name can't have become `_`. Blocking."""
+    """One .npy file for each output, one .npz for a sequence; characters that a file name can't have become `_`. Blocking.
+
+    Dtypes that numpy's format does not know are written as the next wider one that it does: bfloat16 as float32.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for name, value in outputs.items():
-        path = folder / ("".join(c if c.isalnum() or c in "._-" else "_" for c in name) + ".npy")
+        ending = ".npz" if isinstance(value, list) else ".npy"
+        path = folder / ("".join(c if c.isalnum() or c in "._-" else "_" for c in name) + ending)
         if path in paths:
             raise InputError(f"outputs of different names would both be written to {path}; pick one with --outputs")
-        array = np.asarray(value)
-        np.save(path, array.astype(str) if array.dtype == object else array, allow_pickle=False)
+        if isinstance(value, list) and all(isinstance(item, np.ndarray) for item in value):
+            np.savez(path, **{str(index): _writable(item) for index, item in enumerate(value)})  # type: ignore[arg-type]
+        elif isinstance(value, np.ndarray):
+            np.save(path, _writable(value), allow_pickle=False)
+        else:
+            raise InputError(f"output {name!r} is no array and no sequence of arrays; leave it out with --outputs")
         paths.append(path)
     return paths
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    if array.dtype == object:
+        return array.astype(str)
+    if array.dtype.kind == "V" or array.dtype.name not in np.sctypeDict:  # of ml_dtypes
+        wider = np.float32 if np.can_cast(array.dtype, np.float32, "safe") and "int" not in array.dtype.name else np.int8
+        return array.astype(np.uint8 if array.dtype.name.startswith("uint") else wider)
+    return array
 
 
 def described(name: str, value: object) -> dict[str, object]:
@@ -91,7 +108,7 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
         inputs = await anyio.to_thread.run_sync(gather, model, options)
-        compiled = await runtime.compile(model, outputs=names, compiler=options.compiler)
+        compiled = await runtime.compile(model, replacing(model, inputs), outputs=names, compiler=options.compiler)
         times = []
         with output.working("compiling and running"):
             for _ in range(options.repeat):
