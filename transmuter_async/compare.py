@@ -138,6 +138,9 @@ def compare(
         atol: Absolute tolerance of floats; by dtype where None, float32 has 1e-4.
         seed: Of random operators, on our side and of "host". No two runtimes draw the same numbers.
 
+    Returns:
+        Each output with its largest difference, and the first node that makes one.
+
     Raises:
         MisuseError: This thread runs an event loop; an unknown oracle; onnxruntime is not installed; the source is on the
             Hub.

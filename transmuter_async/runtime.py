@@ -227,6 +227,9 @@ class Runtime:
                 quantized weight stays as it is in the file, and each call pays for making it wider.
             optimize: Off, the plain graph runs: no folding, no passes.
 
+        Returns:
+            The frozen graph with its weights, in the file's dtypes and in this process's memory; nothing on a device.
+
         Raises:
             InvalidModel: These are no bytes of a usable model.
             HubError: Something is not to be had from the Hub.
@@ -386,6 +389,9 @@ class Runtime:
             autotune: Not available yet.
             donate: Not available yet.
             replicas: Not available yet.
+
+        Returns:
+            A handle to the running actor; cheap, and to be shared between tasks.
 
         Raises:
             UnsupportedModel: Operators are missing; all are listed.

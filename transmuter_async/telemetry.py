@@ -475,6 +475,9 @@ class Telemetry:
         Args:
             prefixes: Dotted names; each stands for itself and everything under it. Overlapping ones give each event once.
             buffer: Events that may wait to be read; further ones are dropped and counted.
+
+        Raises:
+            ValueError: `buffer` is less than 1.
         """
         if buffer < 1:
             raise ValueError(f"buffer is {buffer}, but a subscription needs room for at least one event")

@@ -1,4 +1,4 @@
-"""HUB_CASES 13 to 20, 37, 40: what is in the cache already, put there by whomever."""
+"""What is in the cache already, put there by whomever."""
 
 from __future__ import annotations
 

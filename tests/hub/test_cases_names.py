@@ -1,4 +1,4 @@
-"""HUB_CASES 33 and 38, and names in general: what may be asked for, and what may touch the disk."""
+"""Names: what may be asked for, and what may touch the disk."""
 
 from __future__ import annotations
 

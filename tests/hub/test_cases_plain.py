@@ -1,4 +1,4 @@
-"""HUB_CASES 1 to 7: the ordinary ways."""
+"""The ordinary ways."""
 
 from __future__ import annotations
 

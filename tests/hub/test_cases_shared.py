@@ -1,4 +1,4 @@
-"""HUB_CASES 34 to 36: several who want one file, and those who stop in the middle."""
+"""Several who want one file, and those who stop in the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HUB_CASES 21 to 30: what can happen to the bytes on their way."""
+"""What can happen to the bytes on their way."""
 
 from __future__ import annotations
 

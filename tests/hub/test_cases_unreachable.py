@@ -1,4 +1,4 @@
-"""HUB_CASES 8 to 12 and 32: the Hub is away, refuses, or must not be asked."""
+"""The Hub is away, refuses, or must not be asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HUB_CASES 39, and what a load of a model needs: the graph, its external data, its variants, a local folder."""
+"""What a load of a model needs: the graph, its external data, its variants, a local folder."""
 
 from __future__ import annotations
 

@@ -256,6 +256,9 @@ class Compiled:
         Args:
             inputs: As for `run`; arrays of the right shapes will do, unless a value is part of the key.
 
+        Returns:
+            What the call would hit, or how it differs from the nearest cached key, by input, axis and size.
+
         Raises:
             InputError: The inputs do not fit the graph.
             ActorStopped: The actor has ended.
