@@ -122,17 +122,16 @@ def test_the_disk_is_told_in_the_span_and_nowhere_else(tmp_path: Path) -> None:
 
 
 def test_a_value_that_no_segment_reads_hides_no_file(tmp_path: Path) -> None:
-    """The second segment reads the two positions of either call; `x`, which has another shape, only goes through."""
+    """The second segment reads the two positions of either call; `h`, which has another shape, only goes through."""
     made = proto(
         [
             node("Abs", ["x"], ["h"]),
             node("NonZero", ["h"], ["w"]),
             node("Cast", ["w"], ["e"], to=1),
             node("Sin", ["e"], ["y"]),
-            node("Identity", ["x"], ["same"]),
         ],
         ["x:float[n]"],
-        ["y:float[1,k]", "same:float[n]"],
+        ["y:float[1,k]", "h:float[n]"],
     )
     outcomes = []
     for inputs in (rows(6, 4), rows(5, 3), rows(5, 3)):

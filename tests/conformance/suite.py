@@ -1,9 +1,10 @@
-"""The ONNX backend suite of the installed `onnx`, run through the compiler in two ways.
+"""The ONNX backend suite of the installed `onnx`, run through the compiler in three ways.
 
 `host`: every node on the host form. `compiled`: programs, with breaks where values must be known; inputs that decide
 shapes are given as static values, so that the node itself lands inside a program where that is possible at all.
+`breaks`: a forced break before and after every node, so that whatever goes in or out of one went over the host.
 
-    python -m tests.conformance.suite [--way host|compiled] [--op Reshape] [--case test_x] [--verbose] [--update]
+    python -m tests.conformance.suite [--way host|compiled|breaks] [--op Reshape] [--case test_x] [--verbose] [--update]
 
 `pending.json` is the judge: the cases that do not pass, by way, which only get fewer, and the number of cases that ran
 inside of XLA programs, which only grows. A whole run fails where a case fails that the table does not list, where a
@@ -26,7 +27,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,15 @@ from onnx.backend.test.runner import Runner
 
 from transmuter_async.compiler import Missing, Options, SegmentCache, pinned, prepare
 from transmuter_async.errors import BreakRefused, NeedsValue, UnsupportedModel
-from transmuter_async.graph import Model, read_model
+from transmuter_async.graph import Model, Node, read_model
 from transmuter_async.operators import known
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
-WAYS = ("host", "compiled")
+WAYS = ("host", "compiled", "breaks")
 PENDING = Path(__file__).with_name("pending.json")
 PROCESSES = 2
+PASSING_OPSET = 25
+"""Of the Identity nodes around forced breaks: one that takes every type."""
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """What jax reports for each program that XLA has compiled."""
 
@@ -181,6 +184,9 @@ def evaluate(model: Model, given: dict[str, Any], way: str, **options: Any) -> t
         with pinned():
             finished = execution.advance(SegmentCache(1), lambda fact: None)
         return finished.outputs, 0, 0  # type: ignore[union-attr]
+    if way == "breaks":
+        separated, forced = between_breaks(model)
+        return _compiled(separated, given, (), "allow", options | {"force_breaks": forced})
     statics: list[str] = []
     while True:
         try:
@@ -195,6 +201,36 @@ def evaluate(model: Model, given: dict[str, Any], way: str, **options: Any) -> t
                 statics.append(needs.value)
                 continue
             return _compiled(model, given, tuple(statics), "allow", options)
+
+
+def between_breaks(model: Model) -> tuple[Model, frozenset[int]]:
+    """The model with an Identity on every value before and after each top-level node, and the places of these."""
+    graph = model.graph
+    # Gradient names tensors by their names, which it would not find again.
+    if any(node.op_type == "Gradient" for node in graph.nodes):
+        return model, frozenset(range(len(graph.nodes)))
+    nodes: list[Node] = []
+    forced: list[int] = []
+
+    def pass_on(node: Node, source: str, target: str) -> None:
+        forced.append(len(nodes))
+        names = {"inputs": (source,), "outputs": (target,), "name": f"to {target}"}
+        nodes.append(replace(node, op_type="Identity", domain="", opset=PASSING_OPSET, attributes={}, **names))
+
+    for number, node in enumerate(graph.nodes):
+        inputs = []
+        for place, name in enumerate(node.inputs):
+            if not name or name in graph.initializers:
+                inputs.append(name)
+                continue
+            inputs.append(f"{name} {number}.{place}")
+            pass_on(node, name, inputs[-1])
+        outputs = [name and f"{name} of {number}" for name in node.outputs]
+        nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs)))
+        for source, target in zip(outputs, node.outputs, strict=True):
+            if target:
+                pass_on(node, source, target)
+    return replace(model, graph=replace(graph, nodes=tuple(nodes))), frozenset(forced)
 
 
 def _compiled(

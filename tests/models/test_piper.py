@@ -69,21 +69,32 @@ def oracle() -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     return onnxruntime.InferenceSession(noisy().SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 @functools.cache
-def want(text: int, scale: float) -> np.ndarray:
-    found: np.ndarray = oracle().run(None, call(text, scale))[0]
-    return found
+def example(text: int, scale: float) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Inputs and onnxruntime's output; of the noises, one that makes no more frames than `noise` is long.
+
+    At a scale of 4 the logarithm of a duration may be anything: some draws ask for half a million frames.
+    """
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+    for attempt in range(20):
+        inputs = call(text, scale, attempt)
+        try:
+            return inputs, oracle().run(None, inputs)[0]
+        except (Fail, InvalidArgument, RuntimeException):
+            continue
+    raise AssertionError("no noise of twenty made a sentence")
 
 
-def call(text: int, scale: float) -> dict[str, np.ndarray]:
+def call(text: int, scale: float, attempt: int = 0) -> dict[str, np.ndarray]:
     """The reference text (0), or another of its phonemes, each of another length; `scale` is that of both noises."""
     reference = zoo.reference("en_US-joe-medium")[0]["input"]
     phonemes = reference[0, 2:-1:2]
-    rng = np.random.default_rng(text)
+    rng = np.random.default_rng((text, attempt))
     if text:
         drawn = rng.choice(phonemes, 4 + 3 * text)
         reference = np.array([[1, 0, *(each for phoneme in drawn for each in (phoneme, 0)), 2]])
@@ -94,8 +105,8 @@ def call(text: int, scale: float) -> dict[str, np.ndarray]:
 
 def check(session: Session, text: int, scale: float) -> Counter[str]:
     """One call against onnxruntime, and the count of each fact."""
-    got = session(call(text, scale))["output"]
-    expected = want(text, scale)
+    inputs, expected = example(text, scale)
+    got = session(inputs)["output"]
     assert got.shape == expected.shape, "the durations differ"
     np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
     return Counter(session.told())
@@ -121,7 +132,7 @@ def test_with_noise_the_masks_are_right_on_every_call(scale: float) -> None:
     session = Session(noisy(), dense=False)
     for _ in range(2):
         facts = check(session, 0, scale)
-    assert facts == Counter(BreakStarted=BREAKS, BreakDone=BREAKS, CacheHit=facts["CacheHit"])
+    assert facts == Counter(BreakStarted=BREAKS, BreakDone=BREAKS, CacheHit=facts["CacheHit"]) and facts["CacheHit"] > 0
 
 
 @pytest.mark.slow
@@ -131,10 +142,11 @@ def test_eleven_texts_in_mixed_orders(cache_size: int, scale: float) -> None:
     order = list(range(11))
     random.Random(cache_size).shuffle(order)
     session = Session(noisy(), dense=False, cache_size=cache_size)
-    plans = {}
+    plan: list[Any] = []
     for text in order + order[::-1][:4]:
         check(session, text, scale)
         breaks = [(f.position, f.node) for f in session.facts if type(f).__name__ == "BreakStarted"]
-        assert plans.setdefault("breaks", breaks) == breaks, "the plan depends on the calls before"
+        plan = plan or breaks
+        assert plan == breaks and len(breaks) == BREAKS, "the plan depends on the calls before"
         check(session, text, scale)
         assert session.compiled() == 0, "an immediate second call compiles nothing"
