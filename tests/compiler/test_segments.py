@@ -411,3 +411,24 @@ def test_a_break_that_no_segment_leads_to_is_explained_and_can_be_refused():
     assert session.prepared.graph_break is True
     with pytest.raises(BreakRefused, match="NonZero 'first'"):
         Session(made, breaks="error")({"x": x})
+
+
+def test_what_a_small_segment_knows_from_shapes_is_known_to_the_next_one():
+    """The sizes come out of a segment too small for a program; the Reshape after the second break needs them."""
+    made = proto(
+        [
+            node("NonZero", ["x"], ["w"]),
+            node("Cast", ["w"], ["f"], to=1),
+            node("Shape", ["f"], ["size"]),
+            node("Gather", ["size", "turned"], ["shape"], axis=0),
+            node("Unique", ["f"], ["u"]),
+            node("Reshape", ["f", "shape"], ["r"]),
+            *chain("r", "y", 25, "after"),
+        ],
+        ["x:float[n]"],
+        ["y:float[a,b]", "u:float[k]"],
+        {"turned": np.array([1, 0])},
+    )
+    session = assert_right(made, [{"x": np.array([0, 1, 2, 0][:size], np.float32)} for size in (3, 4, 2)])
+    nodes = [fact.op_type for fact in session.facts if type(fact).__name__ == "BreakStarted"]
+    assert nodes == ["NonZero", "Unique"], "the Reshape is part of a program"

@@ -311,6 +311,8 @@ def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: O
 def _run_segment(frame: _Frame, segment: Segment) -> None:
     if segment.eager:
         _run_on_host(frame, segment.index, segment.stop)
+        # What follows from shapes is known to the next segment, however small this one was.
+        frame.known |= segment.host_outputs.keys()
         return
     values = frame.values
     if segment.program is not None:
