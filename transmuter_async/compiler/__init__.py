@@ -10,6 +10,7 @@ hands in. Everything that calls into JAX runs under `pinned()`, on whatever thre
 from __future__ import annotations
 
 from transmuter_async.compiler.advice import Difference, Why, why
+from transmuter_async.compiler.alarms import heard
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
@@ -41,7 +42,6 @@ from transmuter_async.compiler.prepared import Prepared, prepare
 from transmuter_async.compiler.pure import to_jax
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.settings import pinned
-from transmuter_async.compiler.trace import heard
 
 __all__ = [
     "COPY_BYTES",

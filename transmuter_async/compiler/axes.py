@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from transmuter_async.compiler.run import Run, Scope
 from transmuter_async.compiler.sizes import ONE, Bounds, Poly, Sizes, compute_sizes, poly
-from transmuter_async.compiler.trace import Run, Scope, run_node
+from transmuter_async.compiler.trace import run_node
 from transmuter_async.errors import TransmuterError
 from transmuter_async.graph import Graph, Node, TensorType
 from transmuter_async.operators import resolve

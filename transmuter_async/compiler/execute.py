@@ -26,10 +26,13 @@ from transmuter_async.compiler.facts import (
     CacheMiss,
     Observe,
 )
+from transmuter_async.compiler.flow import never_stops
 from transmuter_async.compiler.job import CompileJob, forced_break
+from transmuter_async.compiler.needs import depends_on_values
 from transmuter_async.compiler.prepare import PreparedGraph
+from transmuter_async.compiler.run import Run, Scope
 from transmuter_async.compiler.segment import Segment
-from transmuter_async.compiler.trace import Run, Scope, depends_on_values, never_stops, run_node
+from transmuter_async.compiler.trace import run_node
 from transmuter_async.compiler.values import to_numpy
 from transmuter_async.errors import BreakRefused, OperatorError
 from transmuter_async.graph import Graph, Node

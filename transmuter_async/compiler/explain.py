@@ -157,7 +157,9 @@ class Explanation:
         if self.padding is not None:
             lines.append(self.padding)
         if self.dense:
-            shown = ", ".join(map(repr, self.dense[:4])) + (f" and {len(self.dense) - 4} more" if len(self.dense) > 4 else "")
+            shown = ", ".join(map(repr, self.dense[:4])) + (
+                f" and {len(self.dense) - 4} more" if len(self.dense) > 4 else ""
+            )
             lines.append(f"Dense: all rows instead of those that NonZero {shown} selects, with the same result.")
         lines.extend(f"  mixes, allowed by allow_mixing=True: {each}" for each in self.mixes)
         for row in self.segments:
@@ -171,8 +173,7 @@ class Explanation:
             origin = "a graph input" if item.producer is None else f"computed by {item.producer!r}"
             lines.append(
                 f"  break {item.id} at {item.position}: {item.op_type} {item.node!r} needs {item.reason}; "
-                f"{item.value!r} is {origin}. {item.hint}"
-                + (f" Would save {item.gain}." if item.gain else "")
+                f"{item.value!r} is {origin}. {item.hint}" + (f" Would save {item.gain}." if item.gain else "")
             )
         return "\n".join(lines)
 
@@ -194,7 +195,10 @@ def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | Non
         padding=None if prepared.padding is None else prepared.padding.describe(),
         dense=rewritten(prepared.graph),
         mixes=() if prepared.padding is None else prepared.padding.mixes,
-        breaks=tuple(_break(needs, places, timings) for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))),
+        breaks=tuple(
+            _break(needs, places, timings)
+            for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))
+        ),
         places=places,
     )
 
@@ -246,7 +250,9 @@ def _gain(position: int, places: Sequence[PlaceRow], timings: Timings) -> str | 
     after = next((place for place in places if place.position > position), None)
     if after is not None and after.misses > 1 and after.compile_nanoseconds:
         each = after.compile_nanoseconds / after.misses / 1e9
-        gain += f", and the compile of the segment after it ({each:.2f} s) on all but the first of {after.misses} misses"
+        gain += (
+            f", and the compile of the segment after it ({each:.2f} s) on all but the first of {after.misses} misses"
+        )
     return gain
 
 

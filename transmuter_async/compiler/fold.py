@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from transmuter_async.compiler.trace import Run, Scope, TooLargeToFold, run_node
+from transmuter_async.compiler.context import TooLargeToFold
+from transmuter_async.compiler.run import Run, Scope
+from transmuter_async.compiler.trace import run_node
 from transmuter_async.errors import TransmuterError
 from transmuter_async.graph import Graph, Node
 from transmuter_async.operators import resolve

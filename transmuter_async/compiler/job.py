@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transmuter_async.compiler.alarms import Alarm
 from transmuter_async.compiler.facts import Observe, SegmentFailed, SegmentReady, SegmentStarted, Shapes
 from transmuter_async.compiler.prepare import PreparedGraph
+from transmuter_async.compiler.run import Opaque, Run, Scope, has_traced
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
 from transmuter_async.compiler.settings import pinned
 from transmuter_async.compiler.stored import Stored
-from transmuter_async.compiler.trace import Alarm, Opaque, Run, Scope, has_traced, run_node
+from transmuter_async.compiler.trace import run_node
 from transmuter_async.compiler.values import abstract, is_traceable, sequence_length, shapes_of
 from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
 from transmuter_async.graph import Node

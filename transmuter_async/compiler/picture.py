@@ -31,8 +31,6 @@ _STYLE = (
 )
 
 
-
-
 def draw(explanation: Explanation) -> str:
     """The picture of an explanation, a complete SVG document, readable at a glance for thousands of nodes."""
     rows: list[tuple[int, int, PlaceRow | Break]] = []
@@ -73,7 +71,9 @@ def _headline(explanation: Explanation) -> list[str]:
     if breaks:
         first = explanation.ranked()[0]
         if first.nanoseconds:
-            lines.append(f"the most expensive break: {first.op_type} at {first.position}, {_time(first.nanoseconds)} in all")
+            lines.append(
+                f"the most expensive break: {first.op_type} at {first.position}, {_time(first.nanoseconds)} in all"
+            )
     return lines
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from transmuter_async.compiler.batching import Plan, plan_batching
 from transmuter_async.compiler.dense import densify
 from transmuter_async.compiler.disk import DiskCache, device_facts, graph_digest
+from transmuter_async.compiler.flow import nodes_between
 from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
-from transmuter_async.compiler.trace import nodes_between
 from transmuter_async.errors import InputError
 from transmuter_async.graph import Graph, Model, Node, TensorType, Value, deduplicate, prune, remove_identity
 from transmuter_async.operators import resolve

@@ -123,7 +123,9 @@ class Prepared(PreparedGraph):
                     problems.append(f"{name!r}: dtype {spec.dtype} was given, expected {describe_type(want)}")
                 if want.shape is not None and (
                     len(want.shape) != len(spec.shape)
-                    or any(isinstance(w, int) and w >= 0 and w != g for w, g in zip(want.shape, spec.shape, strict=True))
+                    or any(
+                        isinstance(w, int) and w >= 0 and w != g for w, g in zip(want.shape, spec.shape, strict=True)
+                    )
                 ):
                     problems.append(f"{name!r}: shape {spec.shape} was given, expected {describe_type(want)}")
             samples[name] = np.broadcast_to(np.zeros((), spec.dtype), spec.shape)

@@ -20,8 +20,9 @@ from transmuter_async.compiler.execute import run_key
 from transmuter_async.compiler.inputs import Misfit, check_shape, describe_type, take_value
 from transmuter_async.compiler.options import Options
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
+from transmuter_async.compiler.run import Run, Scope
 from transmuter_async.compiler.settings import pinned
-from transmuter_async.compiler.trace import Run, Scope, run_nodes
+from transmuter_async.compiler.trace import run_nodes
 from transmuter_async.compiler.values import fingerprint, signature
 from transmuter_async.errors import InputError, NeedsValue
 from transmuter_async.graph import Graph, Model, OptionalType, TensorType

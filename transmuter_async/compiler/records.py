@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transmuter_async.compiler.trace import Alarm
+from transmuter_async.compiler.alarms import Alarm
 from transmuter_async.errors import NeedsValue
 
 __all__ = ["decode_value", "encode_value", "needs_from", "needs_record", "read_alarms"]

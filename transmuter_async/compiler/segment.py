@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
+from transmuter_async.compiler.alarms import Alarm
 from transmuter_async.compiler.facts import Shapes
-from transmuter_async.compiler.trace import Alarm
 from transmuter_async.compiler.values import fingerprint, signature
 from transmuter_async.errors import NeedsValue
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transmuter_async.compiler.trace import Run, Scope, run_node
+from transmuter_async.compiler.run import Run, Scope
+from transmuter_async.compiler.trace import run_node
 from transmuter_async.errors import TransmuterError
 from transmuter_async.graph import Node, dtype_of
 
