@@ -61,7 +61,7 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Times, told and never judged."""
+    """Figures of time and memory; `nox -s bench -- --check` holds them to their bounds."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "tests.benchmarks", *session.posargs, env=ENVIRONMENT)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import anyio
@@ -11,6 +12,7 @@ import numpy as np
 from onnx import helper
 
 import transmuter_async as tm
+from tests.benchmarks.frame import Figure, benchmark
 from tests.test_runtime import model_bytes
 from transmuter_async.telemetry import Telemetry
 from transmuter_async.testing import HeldCompiler
@@ -29,9 +31,6 @@ class Emit:
 
     nobody: float
     elsewhere: float
-
-    def __str__(self) -> str:
-        return f"{self.nobody * 1e9:.0f} ns with nobody, {self.elsewhere * 1e9:.0f} ns with a listener elsewhere"
 
 
 def _guarded(bus: Telemetry) -> float:
@@ -96,3 +95,18 @@ async def closing() -> dict[str, float]:
                     held.release()
         found[where] = answered[-1] - began
     return found
+
+
+@benchmark
+async def emits() -> AsyncIterator[Figure]:
+    """What a guarded emit costs that nobody listens to."""
+    cost = await emit()
+    yield Figure("an emit with nobody on the bus", cost.nobody * 1e9, "ns", bound=LIMIT * 1e9)
+    yield Figure("an emit with a listener for other events", cost.elsewhere * 1e9, "ns", bound=LIMIT * 1e9)
+
+
+@benchmark
+async def closes() -> AsyncIterator[Figure]:
+    """How soon `aclose` answers callers who wait."""
+    for where, took in (await closing()).items():
+        yield Figure(f"aclose in the middle of a {where}", took * 1e3, "ms", bound=ANSWERED * 1e3)

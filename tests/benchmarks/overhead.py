@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 import transmuter_async as tm
+from tests.benchmarks.frame import Figure, benchmark
 from transmuter_async.bridge import Waker, current_loop
 
 ROUNDS, CALLS = 7, 300
@@ -27,17 +28,6 @@ class Overhead:
     hop: float
     bare: float
     call: float
-
-    @property
-    def ratio(self) -> float:
-        """The call against hop and bare call together."""
-        return self.call / (self.hop + self.bare)
-
-    def __str__(self) -> str:
-        return (
-            f"run {self.call * 1e6:.0f} µs = {self.ratio:.2f} × (hop {self.hop * 1e6:.0f} µs + "
-            f"bare jitted call {self.bare * 1e6:.0f} µs)"
-        )
 
 
 def three_nodes() -> bytes:
@@ -110,3 +100,13 @@ async def measure() -> Overhead:
             return Overhead(await _best(echo), await _best(bare), await _best(lambda: compiled.run({"x": x})))
         finally:
             echo.close()
+
+
+@benchmark
+async def call() -> AsyncIterator[Figure]:
+    """A cached call of three nodes against an empty hop to a thread and the bare jitted call."""
+    found = await measure()
+    yield Figure("an empty hop to a thread and back", found.hop * 1e6, "µs")
+    yield Figure("the bare jitted call", found.bare * 1e6, "µs")
+    yield Figure("await compiled.run", found.call * 1e6, "µs")
+    yield Figure("await compiled.run against hop and bare call", found.call / (found.hop + found.bare), "×")
