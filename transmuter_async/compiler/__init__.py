@@ -12,7 +12,7 @@ from __future__ import annotations
 from transmuter_async.compiler.advice import Difference, Why, why
 from transmuter_async.compiler.alarms import heard
 from transmuter_async.compiler.axes import Mixes
-from transmuter_async.compiler.batching import Batching
+from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, plan_batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, Timings, explain
@@ -56,6 +56,7 @@ __all__ = [
     "CacheMiss",
     "CacheStatistics",
     "CompileJob",
+    "Cut",
     "Difference",
     "DiskEvicted",
     "DiskFailed",
@@ -68,8 +69,10 @@ __all__ = [
     "Mixes",
     "Observe",
     "Options",
+    "Plan",
     "PositionStatistics",
     "Prepared",
+    "Proof",
     "Segment",
     "SegmentCache",
     "SegmentFailed",
@@ -83,6 +86,7 @@ __all__ = [
     "explain",
     "heard",
     "pinned",
+    "plan_batching",
     "prepare",
     "take_inputs",
     "to_jax",

@@ -129,8 +129,12 @@ class Plan:
         sure = "proved at each call's sizes" if self.proof.undecided else "not safe" if self.mixes else "proved safe"
         return (f"Padded: {'; '.join(parts)} ({sure})." if parts else f"Nothing is padded ({sure}).") + rows
 
-    def sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
+    def sizes(self, inputs: Mapping[str, Any], *, split: bool = False) -> dict[str, int]:
         """The true size of each followed dimension.
+
+        Args:
+            inputs: Of a call.
+            split: Whoever asks splits a batch that is too large, so it may be.
 
         Raises:
             InputError: Inputs disagree on one, or one is longer than its largest bucket.
@@ -149,7 +153,7 @@ class Plan:
                     )
         buckets = dict(self.batching.buckets)
         for dim, (size, name) in found.items():
-            if dim in buckets and size > buckets[dim][-1]:
+            if dim in buckets and size > buckets[dim][-1] and not (split and dim == self.batch):
                 raise InputError(
                     f"{name!r} has {size} along {dim!r}, more than the largest bucket {buckets[dim][-1]}; "
                     f"send less at once, or add a bucket: Batching(buckets={{{dim!r}: [..., {size}]}})"
@@ -176,15 +180,14 @@ class Plan:
         targets = self.targets(sizes)
         if sizes == targets:
             return dict(inputs), None
-        proof = self._settled(inputs)
-        self._check_masks(proof.unmasked, inputs)
+        proof = self.settled(inputs)
         padded = dict(inputs)
         for name, places in self.places.items():
             value = inputs.get(name)
             if value is not None:
                 grown = {at: targets[dim] for at, dim in places.items()}
                 rows = next((at for at, dim in places.items() if dim == self.batch), None)
-                padded[name] = _padded(value, grown, self._fill(name), rows)
+                padded[name] = _padded(value, grown, self.fill(name), rows)
         return padded, Cut(proof, sizes, targets)
 
     def pad_samples(self, samples: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +200,21 @@ class Plan:
                 shape = tuple(targets[places[at]] if at in places else n for at, n in enumerate(value.shape))
                 padded[name] = value if shape == value.shape else np.broadcast_to(np.zeros((), value.dtype), shape)
         return padded
+
+    def settled(self, inputs: Mapping[str, Any]) -> Proof:
+        """The proof at the sizes of a call that is going to be padded, or to share a batch.
+
+        Raises:
+            InputError: A row is masked everywhere where the proof needs one that is not.
+            BatchingRefused: At these sizes the graph mixes.
+        """
+        proof = self._settled(inputs)
+        self._check_masks(proof.unmasked, inputs)
+        return proof
+
+    def fill(self, name: str) -> Any:
+        """What stands on the padding of an input."""
+        return 0 if name in self.batching.mask else dict(self.batching.pad).get(name, 0)
 
     def _settled(self, inputs: Mapping[str, Any]) -> Proof:
         if not self.proof.undecided:
@@ -238,7 +256,7 @@ class Plan:
             along = tuple(at for at, dim in self.places.get(name, {}).items() if dim != self.batch)
             if value is None or not along:
                 continue
-            fill = self._fill(name)
+            fill = self.fill(name)
             data = np.asarray(value) != fill
             if at_front:
                 data = data[tuple(slice(0, 1) if at in along else slice(None) for at in range(data.ndim))]
@@ -249,20 +267,25 @@ class Plan:
                     "padded. Put the data first in each row, and leave out rows without any."
                 )
 
-    def _fill(self, name: str) -> Any:
-        return 0 if name in self.batching.mask else dict(self.batching.pad).get(name, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a padded call's outputs become what it would give without padding."""
+    """How a padded call's outputs become what it would give without padding.
+
+    Attributes:
+        proof: Says where the outputs carry the followed dimensions.
+        sizes: The true ones.
+        targets: The padded ones.
+        starts: Where the data begins, by dimension; at the front where nothing is said. Of one row among several.
+    """
 
     proof: Proof
     sizes: Mapping[str, int]
     targets: Mapping[str, int]
+    starts: Mapping[str, int] = field(default_factory=dict)
 
     def output(self, name: str, value: Any) -> Any:
-        """The front of an output, as long as the data; a view."""
+        """The part of an output that belongs to the data; a view where one axis is cut."""
         axes = self.proof.outputs.get(name)
         if axes is None or not hasattr(value, "shape") or len(axes) != len(value.shape):
             return value
@@ -279,8 +302,30 @@ class Cut:
         for axis in axes:
             shape.append(math.prod(kept[place : place + len(axis)]))
             place += len(axis)
-        cut = value.reshape(factors)[tuple(slice(n) for n in kept)]
+        begins = [0 if dim is None else self.starts.get(dim, 0) for axis in axes for dim, _ in axis]
+        cut = value.reshape(factors)[tuple(slice(at, at + n) for at, n in zip(begins, kept, strict=True))]
         return cut.reshape(shape)
+
+    def joined(self, name: str, values: Sequence[Any], dim: str, counts: Sequence[int]) -> Any:
+        """One output from those of parts that were cut along `dim`, whose sizes are `counts`; the first where none has it."""
+        axes = self.proof.outputs.get(name)
+        names = [] if axes is None else [each for axis in axes for each, _ in axis]
+        if axes is None or dim not in names or len(axes) != len(values[0].shape):
+            return values[0]
+        split = []
+        for value, count in zip(values, counts, strict=True):
+            sizes = {**self.sizes, dim: count}
+            flat: list[int] = []
+            for axis, size in zip(axes, value.shape, strict=True):
+                flat.extend(_factors(axis, int(size), sizes, sizes)[0])
+            split.append(value.reshape(flat))
+        whole = np.concatenate(split, axis=names.index(dim))
+        shape: list[int] = []
+        place = 0
+        for axis in axes:
+            shape.append(math.prod(whole.shape[place : place + len(axis)]))
+            place += len(axis)
+        return whole.reshape(shape)
 
 
 def _factors(

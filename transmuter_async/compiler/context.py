@@ -93,12 +93,16 @@ class NodeContext:
         module = np if not has_traced(result) and not has_traced(valid) else jnp
         return module.where(valid, result, bad)
 
-    def random_key(self, seed: float | None = None) -> Any:
+    def random_key(self, seed: Any = None) -> Any:
         """See `operators.Context.random_key`."""
         run = self.run
-        if seed is not None:
+        key: Any
+        if isinstance(seed, jax.Array):
+            bits = jax.lax.bitcast_convert_type(seed.reshape(()).astype(np.float32), np.uint32)
+            key = jnp.stack([np.uint32(0), bits])
+        elif seed is not None:
             bits = np.float32(seed).view(np.uint32)
-            key: Any = np.array([0, bits], np.uint32)
+            key = np.array([0, bits], np.uint32)
         else:
             run.used_seed = True
             key = run.seed

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transmuter_async.compiler.batching import Batching
+from transmuter_async.errors import InputError, MisuseError
 from transmuter_async.graph import parse_dtype
 
 __all__ = ["Options", "Spec"]
@@ -53,6 +54,8 @@ class Options:
         cache_dir: Folder of the disk cache, None for none.
         cache_dir_bytes: Size that its files may have in all.
         batching: Dimensions that are padded to buckets, None for none.
+        sharding: "batch" splits the rows of a batch over all devices of a mesh; None for one device.
+        donate: Inputs whose memory may become that of an output.
         dense: Rewrite masked select and scatter to work on all rows, where that is proved to be the same.
         force_breaks: Indices of prepared nodes, in the graph and in each body that runs on the host, that run as breaks
             whatever they need: `range(2, 10_000, 3)` is every third one. Nothing but the speed may change by it.
@@ -74,6 +77,8 @@ class Options:
     cache_dir: str | None = None
     cache_dir_bytes: int = 4 << 30
     batching: Batching | None = None
+    sharding: str | None = None
+    donate: tuple[str, ...] = ()
     dense: bool = True
     force_breaks: Container[int] = ()
 
@@ -85,6 +90,7 @@ class Options:
             "bounds": ("check", "clamp"),
             "nonfinite": ("ignore", "warn", "error"),
             "precision": ("highest", "platform"),
+            "sharding": (None, "batch"),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -92,3 +98,29 @@ class Options:
         for name in ("cache_size", "min_segment_nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be at least 1")
+        both = sorted(set(self.donate) & set(self.static_inputs))
+        if both:
+            raise InputError(f"donate={both} are static_inputs, too, whose values are read on the host; name them in one of the two")
+        if self.sharding is not None:
+            self._check_sharding()
+
+    def _check_sharding(self) -> None:
+        if self.batching is None or self.batching.batch is None:
+            raise MisuseError(
+                f"sharding={self.sharding!r} splits rows, and has to know which dimension counts them: add "
+                'batching=Batching(batch="N"), with the name that the graph gives it'
+            )
+        if self.compiler == "eager":
+            raise MisuseError(f'sharding={self.sharding!r} needs programs, and compiler="eager" has none; leave one of the two out')
+        if self.cache_dir is not None:
+            raise MisuseError(
+                f"sharding={self.sharding!r} with cache_dir={self.cache_dir!r}: programs over several devices are not kept on disk; "
+                "leave one of the two out"
+            )
+
+    @property
+    def refuses_breaks(self) -> str | None:
+        """The option that refuses a graph that breaks, as the caller wrote it; None where breaks are allowed."""
+        if self.breaks == "error":
+            return "breaks='error'"
+        return None if self.sharding is None else f"sharding={self.sharding!r}"

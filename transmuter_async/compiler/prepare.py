@@ -21,6 +21,7 @@ from transmuter_async.compiler.disk import DiskCache, device_facts, graph_digest
 from transmuter_async.compiler.flow import nodes_between
 from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
+from transmuter_async.compiler.placement import Placement, batch_axes, spread_rows
 from transmuter_async.errors import InputError
 from transmuter_async.graph import Graph, Model, Node, TensorType, Value, deduplicate, prune, remove_identity
 from transmuter_async.operators import resolve
@@ -47,11 +48,15 @@ class PreparedGraph:
         dim_like: Names of values that may become static, by the graph's declared types.
         producers: Node by name of its output, subgraphs included.
         padding: How calls are padded and cut, None where they are not.
+        placement: The devices that its programs run on; `device` is the first of them.
+        batch_axes: The axis of each input along which a mesh splits it.
+        first: The one of the same graph that was prepared first; replicas on other devices share what it knows of the graph.
         graph_break: Whether the graph breaks: True, False, or None while nothing was compiled that tells.
     """
 
-    def __init__(self, model: Model, options: Options, graph: Graph, device: jax.Device) -> None:
-        self._setup(model, options, graph, device)
+    def __init__(self, model: Model, options: Options, graph: Graph, place: Placement | jax.Device) -> None:
+        placement = place if isinstance(place, Placement) else Placement((place,))
+        self._setup(model, options, graph, placement)
         self.path: tuple[Any, ...] = ()
         self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
         self.dim_like: frozenset[str] = _dim_like(graph)
@@ -59,19 +64,26 @@ class PreparedGraph:
         self._lock = threading.Lock()
         self.root: PreparedGraph = self
         self.padding: Plan | None = None if options.batching is None else plan_batching(graph, options.batching)
+        if self.padding is not None and placement.mesh is not None:
+            self.padding = spread_rows(self.padding, len(placement.devices))
+        self.batch_axes: dict[str, int] = {} if placement.mesh is None else batch_axes(self.padding)
         self.disk: DiskCache | None = (
             None if options.cache_dir is None else DiskCache(options.cache_dir, limit=options.cache_dir_bytes)
         )
         self._all_weights = tuple(_all_initializers(graph))
         self._weight_numbers = {id(array): number for number, array in enumerate(self._all_weights)}
         self._digest: str | None = None
+        self._contents: str | None = None
+        self._contents_lock = threading.Lock()
+        self.first: PreparedGraph = self
 
-    def _setup(self, model: Model, options: Options, graph: Graph, device: jax.Device) -> None:
+    def _setup(self, model: Model, options: Options, graph: Graph, placement: Placement) -> None:
         self.model = model
         self.options = options
         self.graph = graph
-        self.device = device
-        self.platform: str = device.platform
+        self.placement = placement
+        self.device: jax.Device = placement.device
+        self.platform: str = self.device.platform
         self.nodes: tuple[Node, ...] = graph.nodes
         self.outputs: tuple[str, ...] = tuple(value.name for value in graph.outputs)
         producers = {name: node for node in graph.nodes for name in node.outputs if name}
@@ -98,7 +110,7 @@ class PreparedGraph:
                 assert isinstance(graph, Graph)
                 found = PreparedGraph.__new__(PreparedGraph)
                 merged = replace(graph, initializers={**self.graph.initializers, **graph.initializers})
-                found._setup(self.model, self.options, merged, self.device)
+                found._setup(self.model, self.options, merged, self.placement)
                 found.path = (*self.path, index, attribute)
                 found.producers = self.root.producers
                 found.dim_like = self.dim_like & graph.outer_names()
@@ -116,12 +128,12 @@ class PreparedGraph:
         found = []
         for array in arrays:
             if id(array) not in root._weight_numbers:
-                found.append(jax.device_put(array, self.device))
+                found.append(jax.device_put(array, self.placement.home))
                 continue
             with root._lock:
                 entry = root._weights.get(id(array))
                 if entry is None:
-                    entry = (array, jax.device_put(array, self.device))
+                    entry = (array, jax.device_put(array, self.placement.home))
                     root._weights[id(array)] = entry
             found.append(entry[1])
         return tuple(found)
@@ -142,12 +154,19 @@ class PreparedGraph:
                     self.options, cache_dir=None, cache_dir_bytes=0, cache_size=1, batching=None, cold="compile"
                 )
                 facts = (__version__, options, sorted(self.dim_like), device_facts(self.device))
-                text = repr(facts) + graph_digest(self.graph)
+                text = repr(facts) + self.first.contents()
                 self._digest = hashlib.sha256(text.encode()).hexdigest()
             return self._digest
 
+    def contents(self) -> str:
+        """Digest of the graph and its weights, wherever it runs."""
+        with self._contents_lock:
+            if self._contents is None:
+                self._contents = graph_digest(self.graph)
+            return self._contents
+
     def weight_bytes(self) -> int:
-        """Bytes of the weights that are on the device now."""
+        """Bytes of the weights that are on each device now."""
         with self._lock:
             return sum(device.nbytes for _, device in self._weights.values())
 
@@ -185,6 +204,9 @@ def prepare_graph(model: Model, options: Options) -> Graph:
             f"static_inputs={strangers} are no inputs of the model; it has {[v.name for v in graph.inputs]}"
         )
     graph = _settle_overrides(graph, options.overrides)
+    strangers = [name for name in options.donate if name not in {v.name for v in graph.inputs}]
+    if strangers:
+        raise InputError(f"donate={strangers} are no inputs of the model; it has {[v.name for v in graph.inputs]}")
     keep = frozenset(value.name for value in graph.outputs)
     # Gradient names tensors in its attributes, which passes over inputs and outputs would not see.
     if options.optimize and not any(node.op_type == "Gradient" for node in graph.walk()):

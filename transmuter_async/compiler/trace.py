@@ -286,7 +286,8 @@ class _Subgraph:
             run.iterations = (*before, iteration)
         run.depth += 1
         try:
-            run_nodes(run, graph.nodes, scope)
+            with forced_trace(False):
+                run_nodes(run, graph.nodes, scope)
             return tuple(scope.read(value.name) for value in graph.outputs)
         finally:
             run.iterations = before
