@@ -9,13 +9,15 @@ from pathlib import Path
 
 import anyio
 import huggingface_hub
+import huggingface_hub.constants
+import huggingface_hub.file_download
 import numpy as np
 import onnx
 import pytest
 
 import transmuter_async as tm
 from tests.hub.fake_hub import FakeHub, Fault, Lfs
-from tests.hub.support import World, wait_for
+from tests.hub.support import World, in_worker, wait_for
 from tests.test_runtime import affine, expected, rows
 from transmuter_async.graph import external_locations
 from transmuter_async.hub import EntryNotFoundError, HubClient, HubFile, InvalidReferenceError
@@ -153,7 +155,7 @@ async def test_a_cancelled_load_keeps_and_resumes(world: World, tmp_path: Path) 
     files = split(tmp_path / "made")
     padding = bytes(24 * MIB)
     files["onnx/model.onnx_data"] = Lfs(files["onnx/model.onnx_data"].data + padding)
-    world.fake.repo().commit(files)
+    await in_worker(world.fake.repo().commit, files)
     world.fake.fault("cdn", "onnx/model.onnx_data", Fault(stall=17 * MIB))
     bus = Telemetry()
     async with (

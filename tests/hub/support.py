@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -16,6 +16,7 @@ from tests.hub.fake_hub import FakeHub
 from transmuter_async.hub import Environment, HubClient
 from transmuter_async.telemetry import CATALOGUE, Event, Telemetry
 
+T = TypeVar("T")
 TOKEN = "hf_secretsecretsecret"
 
 
@@ -187,6 +188,11 @@ class World:
                 path.is_symlink(),
             )
         return found
+
+
+async def in_worker(work: Callable[..., T], *arguments: Any) -> T:
+    """What a test does itself and takes time: large files are made and read outside of the loop that is being watched."""
+    return await anyio.to_thread.run_sync(work, *arguments)
 
 
 async def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

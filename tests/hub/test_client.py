@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from tests.hub.fake_hub import Fault, Lfs
-from tests.hub.support import World, wait_for
+from tests.hub.support import World, in_worker, wait_for
 from transmuter_async.errors import MisuseError
 from transmuter_async.hub import (
     EntryNotFoundError,
@@ -138,7 +138,8 @@ async def undisturbed() -> AsyncIterator[None]:
 
 
 async def test_a_large_listing_is_not_parsed_in_the_loop(world: World) -> None:
-    world.fake.repo().commit({f"folder/file-{i:06}.bin": b"%d" % (i % 7) for i in range(5_000)})
+    files = {f"folder/file-{i:06}.bin": b"%d" % (i % 7) for i in range(5_000)}
+    await in_worker(world.fake.repo().commit, files)
     async with world.client() as hub, undisturbed():
         await hub.download("org/m", "*file-004999.bin")
     assert world.told() == [("info", "fetched"), ("dl", "folder/file-004999.bin", 1)]
@@ -154,7 +155,7 @@ async def test_many_names_are_not_looked_at_in_the_loop(world: World, tmp_path: 
     names = [f"{'layer_' * 20}{i:05}/model.onnx" for i in range(1_500)]
     world.fake.repo().commit(dict.fromkeys(names, b"1"))
     folder = tmp_path / "folder"
-    fill(folder, names)
+    await in_worker(fill, folder, names)
     async with world.client() as hub, undisturbed():
         assert len(await hub.variants("org/m")) == 1_500
         assert len(await hub.variants(folder)) == 1_500
