@@ -38,7 +38,8 @@ from transmuter_async.compiler.facts import (
 from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
 from transmuter_async.compiler.options import Options, Spec
-from transmuter_async.compiler.prepared import Prepared, prepare
+from transmuter_async.compiler.placement import Placement, check_devices, place
+from transmuter_async.compiler.prepared import Prepared, prepare, replicate
 from transmuter_async.compiler.pure import to_jax
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.settings import pinned
@@ -69,6 +70,7 @@ __all__ = [
     "Mixes",
     "Observe",
     "Options",
+    "Placement",
     "Plan",
     "PositionStatistics",
     "Prepared",
@@ -82,12 +84,15 @@ __all__ = [
     "Spec",
     "Timings",
     "Why",
+    "check_devices",
     "describe_type",
     "explain",
     "heard",
     "pinned",
+    "place",
     "plan_batching",
     "prepare",
+    "replicate",
     "take_inputs",
     "to_jax",
     "unobserved",

@@ -36,7 +36,7 @@ from transmuter_async.graph import Graph, Node, SparseTensor, onnx_name, parse_d
 
 __all__ = ["DiskCache", "Entry", "Rejected", "device_facts", "graph_digest"]
 
-_MAGIC = b"transmuter_async segment 1\n"
+_MAGIC = b"transmuter_async segment 2\n"
 _SUFFIX = ".segment"
 
 
@@ -229,10 +229,11 @@ def _load_program(payload: bytes, record: Mapping[str, Any], device: jax.Device)
     arguments = tuple(_tree(item) for item in record["argument_trees"])
     outputs = tuple(_tree(item) for item in record["output_trees"])
     alarm = 0 if record["alarms"] else None
+    donated = ((0,) * len(record["donated"]),) if record["donated"] else ()
     try:
         return serialize_executable.deserialize_and_load(
             payload,
-            jax.tree.structure(((weights, arguments, 0 if record["uses_seed"] else None), {})),
+            jax.tree.structure(((weights, arguments, 0 if record["uses_seed"] else None, *donated), {})),
             jax.tree.structure((outputs, alarm)),
             backend=device.client,
             execution_devices=[device],

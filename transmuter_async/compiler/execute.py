@@ -192,8 +192,9 @@ class Execution:
         else:
             value = next(name for name in node.inputs if name in frame.values and name not in frame.known)
             needs = depends_on_values(node, value, prepared.producers.get(value))
-        if prepared.options.breaks == "error":
-            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {needs}") from needs
+        refused = prepared.options.refuses_breaks
+        if refused is not None:
+            raise BreakRefused(f"the graph would break, which {refused} refuses: {needs}") from needs
         cache.bare_breaks[place] = needs
         prepared.root.graph_break = True
 
@@ -229,8 +230,11 @@ class Execution:
         frame = hosted.frame
         last_use = frame.prepared.last_use
         node = frame.prepared.nodes[frame.index]
+        donates = frame.prepared.options.donate
         for name, value in zip(node.outputs, hosted.results, strict=False):
             if name and name in last_use:
+                if donates and any(frame.values.get(each) is value for each in donates):
+                    value = to_numpy(value)  # given back as it was, and the input may be consumed before this is read
                 frame.values[name] = value
         self._leave(frame, observe)
 
@@ -277,7 +281,7 @@ class Execution:
         if isinstance(value, list):
             return [self._put(item) for item in value]
         if isinstance(value, np.ndarray) and value.dtype != object:
-            return jax.device_put(value, self.prepared.device)
+            return jax.device_put(value, self.prepared.placement.home)
         return value
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from transmuter_async.compiler.alarms import Alarm
 from transmuter_async.compiler.facts import Observe, SegmentFailed, SegmentReady, SegmentStarted, Shapes
+from transmuter_async.compiler.placement import laid_out, launcher, usable_donations
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.run import Opaque, Run, Scope, has_traced
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
@@ -43,6 +44,7 @@ class _Plan:
     uses_seed: bool
     traced_nodes: int
     output_trees: list[int | None]
+    output_kinds: list[tuple[Any, Any]]
     rounds: tuple[frozenset[str], ...] = ()  # the static names known at the start of each round, the last is final
     all_reads: frozenset[str] = frozenset()  # in any round
 
@@ -120,8 +122,9 @@ class CompileJob:
             return self._breaks(self._settled_plan())
 
     def _breaks(self, plan: _Plan) -> bool:
-        if plan.needs is not None and self.prepared.options.breaks == "error":
-            raise BreakRefused(f"the graph would break, which breaks='error' refuses: {plan.needs}") from plan.needs
+        refused = self.prepared.options.refuses_breaks
+        if plan.needs is not None and refused is not None:
+            raise BreakRefused(f"the graph would break, which {refused} refuses: {plan.needs}") from plan.needs
         return plan.needs is not None
 
     def run(self, observe: Observe) -> Segment:
@@ -175,6 +178,7 @@ class CompileJob:
         arguments = tuple(name for name in layout.arguments if name not in opaque)
         compiles = plan.traced_nodes > 0 and not eager
         weights = _distinct(plan.lifted)[0] if compiles else []
+        donated = self._donated(plan, arguments) if compiles else ()
         segment = Segment(
             place=self.place,
             index=self.index,
@@ -184,7 +188,7 @@ class CompileJob:
             layout=layout,
             key=entry_key(layout, values),
             shapes=tuple(shapes_of(name, values[name]) for name in layout.arguments),
-            program=self._program(plan, arguments) if compiles else None,
+            program=self._program(plan, arguments, donated) if compiles else None,
             eager=eager,
             weights=prepared.on_device(weights),
             arguments=arguments,
@@ -194,6 +198,7 @@ class CompileJob:
             uses_seed=plan.uses_seed,
             host_values=tuple(sorted(plan.statics - self.statics_known)),
             node_count=plan.traced_nodes,
+            donated=donated,
         )
         if stored is not None and segment.program is not None:
             stored.save(segment, weights, plan.all_reads, plan.rounds, plan.output_trees, observe)
@@ -266,18 +271,45 @@ class CompileJob:
                 uses_seed=run.used_seed,
                 traced_nodes=run.traced_nodes,
                 output_trees=[sequence_length(scope.values[name]) for name in live if has_traced(scope.values[name])],
+                output_kinds=[
+                    (leaf.shape, leaf.dtype)
+                    for name in live
+                    if has_traced(scope.values[name])
+                    for leaf in jax.tree.leaves(scope.values[name])
+                ],
             )
 
         jax.eval_shape(evaluate, {name: abstract(self.values[name]) for name in traceable}, _SEED)
         assert plan is not None
         return plan
 
-    def _program(self, plan: _Plan, arguments: Sequence[str]) -> Any:
+    def _donated(self, plan: _Plan, arguments: Sequence[str]) -> tuple[str, ...]:
+        """Arguments whose memory may be reused: those that the caller donates and that nothing reads after this segment.
+
+        In a body that runs on the host there are none: what it reads may be read again in the next iteration, or around it.
+        """
+        prepared = self.prepared
+        if not prepared.options.donate or prepared.path:
+            return ()
+        last = (
+            name
+            for name in arguments
+            if name in prepared.options.donate
+            and name not in prepared.dim_like
+            and prepared.last_use.get(name, -1) < plan.stop
+        )
+        return usable_donations(last, self.values, plan.output_kinds)
+
+    def _program(self, plan: _Plan, arguments: Sequence[str], donated: tuple[str, ...]) -> Any:
         nodes = self.prepared.nodes
         _, entry = self._split(plan.statics)
         weights, slots = _distinct(plan.lifted)
 
-        def compute(given: tuple[Any, ...], values: tuple[Any, ...], seed: Any) -> tuple[tuple[Any, ...], Any]:
+        kept = tuple(name for name in arguments if name not in donated)
+
+        def compute(
+            given: tuple[Any, ...], values: tuple[Any, ...], seed: Any, consumed: tuple[Any, ...] = ()
+        ) -> tuple[tuple[Any, ...], Any]:
             order = iter(slots)
 
             def lift(array: np.ndarray) -> Any:
@@ -286,10 +318,11 @@ class CompileJob:
                 return found
 
             run = self._run(seed, lift)
-            scope = self._scope({**entry, **dict(zip(arguments, values, strict=True))}, set())
+            named = zip((*kept, *donated), (*values, *consumed), strict=True)
+            scope = self._scope({**entry, **dict(named)}, set())
             for index in range(self.index, plan.stop):
                 run_node(run, nodes[index], scope)
-            entered = {id(leaf) for leaf in jax.tree.leaves((given, values))}
+            entered = {id(leaf) for leaf in jax.tree.leaves((given, values, consumed))}
             outputs = tuple(
                 # A program's input returned as it is would be the same memory as the caller's.
                 jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in entered else leaf, scope.values[name])
@@ -297,15 +330,23 @@ class CompileJob:
             )
             return outputs, run.alarm
 
-        structs = (
-            tuple(abstract(array) for array in weights),
-            tuple(abstract(self.values[name]) for name in arguments),
-            _SEED if plan.uses_seed else None,
-        )
+        placement = self.prepared.placement
+        home = None if placement.mesh is None else placement.home
+
+        def structs(names: Sequence[str]) -> tuple[Any, ...]:
+            axes = self.prepared.batch_axes
+            return tuple(laid_out(self.values[name], home and placement.argument(axes.get(name))) for name in names)
+
         try:
-            lowered = jax.jit(compute).lower(*structs)
+            lowered = jax.jit(compute, donate_argnums=(3,) if donated else ()).lower(
+                tuple(laid_out(array, home) for array in weights),
+                structs(kept),
+                laid_out(_SEED, home) if plan.uses_seed else None,
+                *((structs(donated),) if donated else ()),
+            )
             # A rounding to 16 bits that the graph asks for is not to be optimized away: the host form makes it too.
-            return lowered.compile(compiler_options={"xla_allow_excess_precision": False})
+            program = lowered.compile(compiler_options={"xla_allow_excess_precision": False})
+            return launcher(program, arguments=arguments, donated=donated, mesh=placement.mesh)
         except TransmuterError:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:

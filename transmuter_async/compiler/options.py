@@ -30,7 +30,9 @@ class Spec:
         dims = []
         for dim in shape:
             if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
-                raise TypeError(f"a Spec's dimensions are integers, not {dim!r} in {tuple(shape)}; give sizes to compile for")
+                raise TypeError(
+                    f"a Spec's dimensions are integers, not {dim!r} in {tuple(shape)}; give sizes to compile for"
+                )
             if dim < 0:
                 raise ValueError(f"a Spec's dimensions are not negative: {tuple(shape)}")
             dims.append(int(dim))
@@ -100,7 +102,9 @@ class Options:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be at least 1")
         both = sorted(set(self.donate) & set(self.static_inputs))
         if both:
-            raise InputError(f"donate={both} are static_inputs, too, whose values are read on the host; name them in one of the two")
+            raise InputError(
+                f"donate={both} are static_inputs, too, whose values are read on the host; name them in one of the two"
+            )
         if self.sharding is not None:
             self._check_sharding()
 
@@ -111,7 +115,9 @@ class Options:
                 'batching=Batching(batch="N"), with the name that the graph gives it'
             )
         if self.compiler == "eager":
-            raise MisuseError(f'sharding={self.sharding!r} needs programs, and compiler="eager" has none; leave one of the two out')
+            raise MisuseError(
+                f'sharding={self.sharding!r} needs programs, and compiler="eager" has none; leave one of the two out'
+            )
         if self.cache_dir is not None:
             raise MisuseError(
                 f"sharding={self.sharding!r} with cache_dir={self.cache_dir!r}: programs over several devices are not kept on disk; "

@@ -54,7 +54,17 @@ class PreparedGraph:
         graph_break: Whether the graph breaks: True, False, or None while nothing was compiled that tells.
     """
 
-    def __init__(self, model: Model, options: Options, graph: Graph, place: Placement | jax.Device) -> None:
+    graph_break: bool | None
+    batch_axes: dict[str, int]
+
+    def __init__(
+        self,
+        model: Model,
+        options: Options,
+        graph: Graph,
+        place: Placement | jax.Device,
+        first: PreparedGraph | None = None,
+    ) -> None:
         placement = place if isinstance(place, Placement) else Placement((place,))
         self._setup(model, options, graph, placement)
         self.path: tuple[Any, ...] = ()
@@ -63,10 +73,15 @@ class PreparedGraph:
         self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
         self._lock = threading.Lock()
         self.root: PreparedGraph = self
-        self.padding: Plan | None = None if options.batching is None else plan_batching(graph, options.batching)
-        if self.padding is not None and placement.mesh is not None:
-            self.padding = spread_rows(self.padding, len(placement.devices))
-        self.batch_axes: dict[str, int] = {} if placement.mesh is None else batch_axes(self.padding)
+        self.padding: Plan | None = None
+        if first is not None:
+            self.padding = first.padding
+        elif options.batching is not None:
+            self.padding = plan_batching(graph, options.batching)
+            if placement.mesh is not None:
+                self.padding = spread_rows(self.padding, len(placement.devices))
+        if placement.mesh is not None:
+            self.batch_axes = batch_axes(self.padding)
         self.disk: DiskCache | None = (
             None if options.cache_dir is None else DiskCache(options.cache_dir, limit=options.cache_dir_bytes)
         )
@@ -75,13 +90,15 @@ class PreparedGraph:
         self._digest: str | None = None
         self._contents: str | None = None
         self._contents_lock = threading.Lock()
-        self.first: PreparedGraph = self
+        self.first: PreparedGraph = self if first is None else first
+        self.graph_break = self.first.graph_break
 
     def _setup(self, model: Model, options: Options, graph: Graph, placement: Placement) -> None:
         self.model = model
         self.options = options
         self.graph = graph
         self.placement = placement
+        self.batch_axes = {}
         self.device: jax.Device = placement.device
         self.platform: str = self.device.platform
         self.nodes: tuple[Node, ...] = graph.nodes
@@ -95,7 +112,7 @@ class PreparedGraph:
         for name in self.outputs:
             self.last_use[name] = len(self.nodes)
         self.host_only: frozenset[int] = frozenset(i for i, node in enumerate(graph.nodes) if is_host_only(node))
-        self.graph_break: bool | None = None
+        self.graph_break = None
         self._subgraphs: dict[tuple[int, str], PreparedGraph] = {}
 
     def subgraph(self, index: int, attribute: str) -> PreparedGraph:
@@ -270,4 +287,3 @@ def _all_initializers(graph: Graph) -> Iterable[np.ndarray]:
     for node in graph.nodes:
         for subgraph in node.subgraphs():
             yield from _all_initializers(subgraph)
-

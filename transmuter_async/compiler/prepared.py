@@ -12,11 +12,12 @@ from transmuter_async.compiler.execute import Execution
 from transmuter_async.compiler.inputs import describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
 from transmuter_async.compiler.options import Options, Spec
+from transmuter_async.compiler.placement import Placement, arrived, own_copies
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
 from transmuter_async.errors import BreakRefused, InputError, TransmuterError
-from transmuter_async.graph import Model, TensorType
+from transmuter_async.graph import Graph, Model, TensorType
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "prepare", "replicate"]
 
 
 class Prepared(PreparedGraph):
@@ -135,7 +136,39 @@ class Prepared(PreparedGraph):
         return samples if self.padding is None else self.padding.pad_samples(samples)
 
 
-def prepare(model: Model, options: Options, *, device: jax.Device | None = None) -> Prepared:
-    """Make a model ready: see `prepare_graph` for what is done and raised. `device` None: jax's first one."""
+class _Arriving(Prepared):
+    """Where arrays of a call may live on other devices, or are consumed by it."""
+
+    def start(self, inputs: Mapping[str, Any], *, seed: int, device: bool) -> Execution:
+        """See `Prepared.start`.
+
+        Raises:
+            InputError: An array was consumed by an earlier call.
+        """
+        if self.options.donate:
+            inputs = own_copies(inputs, self.options.donate)
+        if self.placement.foreign_arrays:
+            inputs = arrived(inputs, self.placement, self.batch_axes)
+        return super().start(inputs, seed=seed, device=device)
+
+
+def _made(
+    model: Model, options: Options, graph: Graph, placement: Placement, first: Prepared | None = None
+) -> Prepared:
+    plain = not options.donate and not placement.foreign_arrays
+    return (Prepared if plain else _Arriving)(model, options, graph, placement, first)
+
+
+def prepare(
+    model: Model, options: Options, *, device: jax.Device | None = None, placement: Placement | None = None
+) -> Prepared:
+    """Make a model ready: see `prepare_graph` for what is done and raised. Without a device or placement: jax's first one."""
     graph = prepare_graph(model, options)
-    return Prepared(model, options, graph, jax.local_devices()[0] if device is None else device)
+    if placement is None:
+        placement = Placement((jax.local_devices()[0] if device is None else device,))
+    return _made(model, options, graph, placement)
+
+
+def replicate(prepared: Prepared, placement: Placement) -> Prepared:
+    """The same prepared graph for another device: nothing is read, folded or proved again."""
+    return _made(prepared.model, prepared.options, prepared.graph, placement, prepared)

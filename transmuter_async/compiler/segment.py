@@ -56,6 +56,7 @@ class Segment:
         alarms: What the number beside the outputs means.
         host_values: Names that became static with this segment.
         node_count: Nodes of the segment that are really computed by the program.
+        donated: Arguments that the program consumes.
     """
 
     place: tuple[Any, ...]
@@ -76,3 +77,4 @@ class Segment:
     uses_seed: bool
     host_values: tuple[str, ...]
     node_count: int
+    donated: tuple[str, ...] = ()

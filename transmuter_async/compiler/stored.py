@@ -12,6 +12,7 @@ import numpy as np
 
 from transmuter_async.compiler.disk import DiskCache, Entry, Rejected
 from transmuter_async.compiler.facts import DiskEvicted, DiskFailed, DiskRejected, Observe
+from transmuter_async.compiler.placement import launcher, unwrapped
 from transmuter_async.compiler.records import decode_value, encode_value, needs_from, needs_record, read_alarms
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
 from transmuter_async.compiler.values import sequence_length, shapes_of
@@ -99,7 +100,10 @@ class Stored:
                 "arguments": segment.layout.arguments,
                 "values": segment.layout.values,
                 "program_arguments": segment.arguments,
-                "argument_trees": [sequence_length(job.values[name]) for name in segment.arguments],
+                "argument_trees": [
+                    sequence_length(job.values[name]) for name in segment.arguments if name not in segment.donated
+                ],
+                "donated": segment.donated,
                 "outputs": segment.outputs,
                 "output_trees": list(output_trees),
                 "alarms": [astuple(alarm) for alarm in segment.alarms],
@@ -112,7 +116,7 @@ class Stored:
             self._note(reads)
             for before, after in itertools.pairwise(rounds):
                 self.disk.store(self._name(reads, before), {"statics": sorted(after - before)}, [])
-            for size in self.disk.store(self._name(reads, rounds[-1]), record, arrays, segment.program):
+            for size in self.disk.store(self._name(reads, rounds[-1]), record, arrays, unwrapped(segment.program)):
                 observe(DiskEvicted(size, "the cache folder is above its limit"))
         except (OSError, Rejected, TypeError) as error:
             observe(DiskFailed(f"{type(error).__name__}: {error}"))
@@ -143,7 +147,9 @@ class Stored:
                 layout=layout,
                 key=entry_key(layout, values),
                 shapes=tuple(shapes_of(name, values[name]) for name in layout.arguments),
-                program=entry.program,
+                program=launcher(
+                    entry.program, arguments=record["program_arguments"], donated=record["donated"], mesh=None
+                ),
                 eager=False,
                 weights=root.on_device(weights),
                 arguments=tuple(record["program_arguments"]),
@@ -153,6 +159,7 @@ class Stored:
                 uses_seed=record["uses_seed"],
                 host_values=tuple(sorted(statics - job.statics_known)),
                 node_count=record["node_count"],
+                donated=tuple(record["donated"]),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Rejected(f"its record does not fit the graph: {type(error).__name__} {error}") from error
@@ -164,7 +171,14 @@ class Stored:
             tuple(sorted(name for name in reads if name not in by_value)),
             tuple(sorted(name for name in reads if name in by_value)),
         )
-        facts = (job.prepared.root.digest(), job.place, job.first, layout, sorted(statics), entry_key(layout, job.values))
+        facts = (
+            job.prepared.root.digest(),
+            job.place,
+            job.first,
+            layout,
+            sorted(statics),
+            entry_key(layout, job.values),
+        )
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def _place_name(self) -> str:
