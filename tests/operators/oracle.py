@@ -109,7 +109,9 @@ class Bench:
         assert valid is None
         return result
 
-    def random_key(self, seed: float | None = None) -> Any:
+    def random_key(self, seed: Any = None) -> Any:
+        if isinstance(seed, jax.Array):
+            return jax.numpy.stack([np.uint32(0), seed.astype(np.uint32)])
         return np.asarray([0, 0 if seed is None else int(seed)], np.uint32)
 
     def carry(self, body: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:

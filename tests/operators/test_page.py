@@ -15,7 +15,6 @@ from transmuter_async.operators.registry import COVERED
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 
 STRINGS, MAPS, SHAPE, IMAGE = "strings", "maps", "the output's shape depends on values", "decodes an image file"
-SEARCH = "the number of steps depends on values; the decoder inside is a graph of its own"
 
 HOST_ONLY = {
     ("", "ImageDecoder"): IMAGE,
@@ -33,7 +32,6 @@ HOST_ONLY = {
     ("com.microsoft", "DynamicTimeWarping"): SHAPE,
     ("com.microsoft", "Tokenizer"): STRINGS,
     ("com.microsoft", "Unique"): SHAPE,
-    **{("com.microsoft", name): SEARCH for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")},
 }
 """All operators that no program can hold, and why."""
 

@@ -17,7 +17,7 @@ from scipy import special
 from transmuter_async.operators.arguments import is_floating, normalize_axis
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.elementwise import erf
-from transmuter_async.operators.numeric import widen
+from transmuter_async.operators.numeric import first_highest, widen
 from transmuter_async.operators.registry import is_host, operator, xp
 
 # --- linear pieces ----------------------------------------------------------------------------------------------------
@@ -276,10 +276,9 @@ def hardmax_13(input, /, *, axis=-1, context: Context):
     axis = normalize_axis(axis, input.ndim, context)
     if input.size == 0:
         return xp(input).zeros_like(input)
-    module = xp(input)
-    first = module.argmax(widen(input), axis=axis, keepdims=True)
+    first = first_highest(widen(input), axis, keepdims=True)
     places = np.arange(input.shape[axis]).reshape(-1, *(1 for _ in input.shape[axis + 1 :]))
-    return (places == first).astype(input.dtype)
+    return (places.astype(first.dtype) == first).astype(input.dtype)
 
 
 def _as_matrix(x: Any, axis: int, context: Context) -> Any:

@@ -23,6 +23,7 @@ __all__ = [
     "scalar_input",
 ]
 
+
 def is_floating(dtype: Any) -> bool:
     """Whether the dtype is a float, the narrow ones of ml_dtypes included."""
     return bool(jnp.issubdtype(dtype, np.floating))

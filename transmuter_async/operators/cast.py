@@ -326,7 +326,9 @@ def bit_cast_26(input, /, *, to, context: Context):
     dtype = _target(to, context)
     source = np.dtype(input.dtype)
     if STRING in {dtype, source} or _bits(dtype) != _bits(source):
-        raise context.error(f"{onnx_name(source)} and {onnx_name(dtype)} have different widths; BitCast keeps every bit")
+        raise context.error(
+            f"{onnx_name(source)} and {onnx_name(dtype)} have different widths; BitCast keeps every bit"
+        )
     if source == dtype:
         return input
     if isinstance(input, jax.Array):

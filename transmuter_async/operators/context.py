@@ -80,8 +80,9 @@ class Context(Protocol):
         """`result` with NaN (integers: the dtype's minimum) where `valid`, broadcast against it, is false."""
         ...
 
-    def random_key(self, seed: float | None = None) -> Any:
-        """The key of this node: `(2,)` uint32, host or traced. The operator's `seed` attribute wins over the run's seed.
+    def random_key(self, seed: Any = None) -> Any:
+        """The key of this node: `(2,)` uint32, host or traced. The operator's own `seed`, a number or a traced scalar,
+        wins over the run's.
 
         The same node of the same model at the same run seed (and loop iteration) has the same key on every tier.
         """

@@ -160,7 +160,7 @@ def murmur_hash3_1(X: Any, /, *, positive: int = 1, seed: int = 0) -> Any:
 
 
 @operator("NGramRepeatBlock", since_version=1, domain=MICROSOFT)
-def n_gram_repeat_block_1(input_ids: Any, scores: Any, /, *, ngram_size: int) -> Any:
+def n_gram_repeat_block_1(input_ids: Any, scores: Any, /, *, ngram_size: int, context: Context) -> Any:
     """-inf for each token that would complete an n-gram which the row already holds."""
     if ngram_size < 1:
         raise ValueError(f"ngram_size is {ngram_size}, but has to be positive")
@@ -173,14 +173,15 @@ def n_gram_repeat_block_1(input_ids: Any, scores: Any, /, *, ngram_size: int) ->
     same = m.ones((batch, count), bool)
     for place in range(ngram_size - 1):
         same = same & (input_ids[:, place : place + count] == suffix[:, place : place + 1])
-    banned = input_ids[:, ngram_size - 1 : ngram_size - 1 + count]
+    banned = m.where(same, input_ids[:, ngram_size - 1 : ngram_size - 1 + count], 0)
+    banned, _ = context.bounded(banned, scores.shape[1], input="input_ids", axis=1)
     rows = np.broadcast_to(np.arange(batch)[:, None], (batch, count))
     if m is np:
         result = np.array(scores)
         result[rows[same], banned[same]] = -np.inf
         return result
     value = m.where(same, scores.dtype.type(-np.inf), scores.dtype.type(np.inf))
-    return m.asarray(scores).at[rows, banned].min(value)
+    return m.asarray(scores).at[rows, banned].min(value, mode="promise_in_bounds")
 
 
 def _hashes(shifted: list[Any], multipliers: Any, vocab_sizes: Any, offsets: Any, heads: int, dtype: Any) -> Any:

@@ -30,6 +30,7 @@ from transmuter_async.operators.iteration import (
     Trial,
     described,
     flag,
+    give_up,
     holds_traced,
     no_rows,
     same_host,
@@ -222,7 +223,7 @@ def _compiled_loop(
         raise context.error(_ENDLESS)
     if not trial.invariant:
         if trial.goes_on and bound is not None and bound > UNROLLED_SHAPES and any(map(holds_traced, carried)):
-            _give_up(carried, _first_input(context, carried), f"to unroll {bound} trips of changing shapes", context)
+            give_up(carried, _first_input(context, carried), f"to unroll {bound} trips of changing shapes", context)
         return None
     carry = Carry(carried, trial.kept)
     if trial.goes_on is None:
@@ -272,17 +273,8 @@ def _python_loop(
             unrolled += 1
             if unrolled >= limit and (bound is None or number < bound):
                 traced = [v for v in [*values, *emitted] if holds_traced(v)]
-                _give_up(
-                    traced or before, _first_input(context, carried), f"to unroll more than {limit} trips", context
-                )
+                give_up(traced or before, _first_input(context, carried), f"to unroll more than {limit} trips", context)
     return (*values, *[stack_rows(row) for row in rows])
-
-
-def _give_up(values: Sequence[Any], index: int, reason: str, context: Context) -> None:
-    """Raise `NeedsValue` over what is traced in `values`: on the host the node just runs."""
-    leaf = next(leaf for leaf in jax.tree.leaves(list(values)) if isinstance(leaf, jax.Array))
-    # A value of its own, which no static argument can stand for: knowing it would not make the trips fewer.
-    context.needs(jnp.expand_dims(leaf, 0), index, reason)
 
 
 def _changed(before: Sequence[Any], after: Sequence[Any]) -> bool:
@@ -442,7 +434,7 @@ def _scanned(
             return [*carried, *no_rows(step, carried, slices, outputs, context, host=not moving)]
         if trips > UNROLLED_SHAPES:
             index = next(i for i, v in enumerate([*carried, *inputs]) if holds_traced(v))
-            _give_up([*carried, *moved], index, f"to unroll more than {UNROLLED_SHAPES} trips", context)
+            give_up([*carried, *moved], index, f"to unroll more than {UNROLLED_SHAPES} trips", context)
     return _python_scan(step, carried, moved, slices, trips, len(body.outputs) - len(carried), moving, context)
 
 
@@ -468,7 +460,7 @@ def _python_scan(
                 after, stacked = scan_trips(step, Carry(carried, trial.kept), trips, moved, context)
                 return [*after, *stacked]
             if trips > UNROLLED_NEEDS:
-                _give_up([*values, *emitted], 0, f"to unroll more than {UNROLLED_NEEDS} trips", context)
+                give_up([*values, *emitted], 0, f"to unroll more than {UNROLLED_NEEDS} trips", context)
         for row, value in zip(rows, emitted, strict=True):
             row.append(value)
             context.budget((len(row), *value.shape), value.dtype)

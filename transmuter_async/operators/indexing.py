@@ -261,7 +261,11 @@ def compress_9(input: Any, condition: Any, /, *, axis: int | None = None) -> Any
     data = xp(input).reshape(input, (-1,)) if axis is None else input
     at = 0 if axis is None else normal_axis(axis, input.ndim)
     index = np.flatnonzero(np.asarray(condition).reshape(-1)[: data.shape[at]])
-    return np.take(data, index, at) if is_host(data) else jnp.take(data, device_index(index, data.shape[at]), at, mode="clip")
+    return (
+        np.take(data, index, at)
+        if is_host(data)
+        else jnp.take(data, device_index(index, data.shape[at]), at, mode="clip")
+    )
 
 
 @operator("Unique", since_version=11, host=True)

@@ -29,6 +29,7 @@ __all__ = [
     "Trial",
     "described",
     "flag",
+    "give_up",
     "holds_traced",
     "no_rows",
     "same_host",
@@ -266,3 +267,10 @@ def no_rows(
         np.zeros((0, *shape), dtype) if host or dtype == STRING else jnp.zeros((0, *shape), dtype)
         for shape, dtype in shapes
     ]
+
+
+def give_up(values: Sequence[Any], index: int, reason: str, context: Context) -> None:
+    """Raise `NeedsValue` over what is traced in `values`: on the host the node just runs."""
+    leaf = next(leaf for leaf in jax.tree.leaves(list(values)) if isinstance(leaf, jax.Array))
+    # A value of its own, which no static argument can stand for: knowing it would not make the trips fewer.
+    context.needs(jnp.expand_dims(leaf, 0), index, reason)

@@ -77,7 +77,7 @@ def slice_axes(data: Any, slices: Sequence[tuple[int, int, int, int]]) -> Any:
 
 def _ints(values: Any) -> list[int]:
     """A host tensor of any shape, or an attribute, as a list of Python ints."""
-    return [int(value) for value in np.asarray(values).reshape(-1)]
+    return [int(value) for value in np.asarray(values).reshape(-1).tolist()]
 
 
 # --- Reshape, Flatten, Squeeze, Unsqueeze -----------------------------------------------------------------------------

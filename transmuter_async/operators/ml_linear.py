@@ -9,6 +9,7 @@ from jax import lax
 
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.ml_scores import as_rows, labels_of, logistic, probit, second_class, transformed
+from transmuter_async.operators.numeric import first_highest
 from transmuter_async.operators.registry import is_host, operator, xp
 
 ML = "ai.onnx.ml"
@@ -62,7 +63,7 @@ def linear_classifier_1(
             raise ValueError(f"one row of coefficients tells two classes apart, but there are {len(labels)} labels")
         label = labels_of(positive, classlabels_strings, classlabels_ints, context)
         return label, second_class(scores, post_transform, mixed=post_transform == "LOGISTIC")
-    label = labels_of(np_.argmax(scores, axis=1), classlabels_strings, classlabels_ints, context)
+    label = labels_of(first_highest(scores, 1), classlabels_strings, classlabels_ints, context)
     return label, transformed(scores, post_transform)
 
 
@@ -176,7 +177,7 @@ def svm_classifier_1(
         weights = weights.reshape(classes, -1)
         _features(x, weights.shape[1])
         scores = np_.matmul(x, weights.T) + offsets[0]
-        index = np_.argmax(scores, axis=1)
+        index = first_highest(scores, 1)
         if classes == 2:
             top = scores.max(axis=1)
             second = top >= np.float32(0.5) if bool((weights >= 0).all()) else top > 0
@@ -190,7 +191,7 @@ def svm_classifier_1(
     mixing, pairs = _pair_weights(weights.reshape(classes - 1, -1), vectors_per_class)
     margins = np_.matmul(kernel, mixing) + offsets[: len(pairs)]
     votes = _votes(margins, pairs, classes)
-    label = labels_of(np_.argmax(votes, axis=1), classlabels_strings, classlabels_ints, context)
+    label = labels_of(first_highest(votes, 1), classlabels_strings, classlabels_ints, context)
     if prob_a:
         chance = 1 - logistic(margins * _floats(prob_a, "prob_a") + _floats(prob_b, "prob_b"))
         scores = _coupled(np_.clip(chance, np.float32(1e-7), np.float32(1 - 1e-7)), pairs, classes)

@@ -15,6 +15,7 @@ from jax import lax
 
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.ml_scores import as_rows, labels_of, probit, second_class, transformed
+from transmuter_async.operators.numeric import first_highest
 from transmuter_async.operators.registry import is_host, operator, xp
 
 ML = "ai.onnx.ml"
@@ -346,7 +347,7 @@ def _decide(
         if len(bases):
             scores, scored = scores + bases, np_.ones_like(scored)
         worst = scores.dtype.type(-np.inf)
-        return np_.argmax(np_.where(scored, scores, worst), axis=1), transformed(scores, transform)
+        return first_highest(np_.where(scored, scores, worst), 1), transformed(scores, transform)
     if scores.shape[1] == 1:
         scores = scores + (bases[0] if len(bases) else 0)
         return np_.zeros(scores.shape[0], np.int64), _single(scores, transform)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,19 @@ from jax import lax
 
 from transmuter_async.operators.registry import is_host, xp
 
-__all__ = ["device_index", "is_float", "matmul", "narrow", "safe_root", "sigmoid", "softmax", "spatial", "wide_dtype", "widen"]
+__all__ = [
+    "device_index",
+    "first_highest",
+    "is_float",
+    "matmul",
+    "narrow",
+    "safe_root",
+    "sigmoid",
+    "softmax",
+    "spatial",
+    "wide_dtype",
+    "widen",
+]
 
 _NARROW_FLOATS = frozenset({"float16", "bfloat16"})
 
@@ -23,7 +36,11 @@ def is_float(dtype: Any) -> bool:
 
 def wide_dtype(dtype: Any) -> np.dtype:
     """The dtype to accumulate in: float32 for every float narrower than it, else the dtype itself."""
-    dtype = np.dtype(dtype)
+    return _wide(np.dtype(dtype))
+
+
+@functools.cache
+def _wide(dtype: np.dtype) -> np.dtype:
     if dtype.name in _NARROW_FLOATS or (is_float(dtype) and dtype.itemsize < 2):
         return np.dtype(np.float32)
     return dtype
@@ -66,6 +83,18 @@ def device_index(index: Any, size: int) -> Any:
     XLA gathers with it, and a gradient's transpose, which is traced outside of our 64-bit context, can't take more.
     """
     return index.astype(np.int32) if index.dtype == np.int64 and size < 2**31 else index
+
+
+def first_highest(x: Any, axis: int, *, keepdims: bool = False) -> Any:
+    """Where the highest along an axis is, the first of equals (NaN is the highest): int64, traced int32.
+
+    A program is lowered outside of our 64-bit context where the caller's own jit surrounds it; jax then lowers a 64-bit
+    argmax to a 32-bit one, which does not fit.
+    """
+    if is_host(x):
+        return np.asarray(np.argmax(x, axis=axis, keepdims=keepdims))
+    found = lax.argmax(x, axis % x.ndim, np.int32)
+    return jnp.expand_dims(found, axis) if keepdims else found
 
 
 def sigmoid(x: Any) -> Any:

@@ -147,7 +147,11 @@ def _picked(data: Any, axis: int, index: np.ndarray) -> Any:
         return slice_axes(data, [(axis, first, last + 1, 1)])
     if (steps == -1).all():
         return slice_axes(data, [(axis, first, last - 1, -1)])
-    return np.take(data, index, axis) if is_host(data) else jnp.take(data, device_index(index, data.shape[axis]), axis, mode="clip")
+    return (
+        np.take(data, index, axis)
+        if is_host(data)
+        else jnp.take(data, device_index(index, data.shape[axis]), axis, mode="clip")
+    )
 
 
 @operator("CenterCropPad", since_version=18, static=("shape",), grows=True)

@@ -49,10 +49,14 @@ def _spread(parameter: Any, shape: Sequence[int], axis: int, block_size: int, na
     if block_size == 0 and parameter.ndim == 1:
         axis = normalize_axis(axis, rank, context)
         if parameter.shape[0] != shape[axis]:
-            raise context.error(f"{name} has {parameter.shape[0]} elements, but axis {axis} of the tensor {shape[axis]}")
+            raise context.error(
+                f"{name} has {parameter.shape[0]} elements, but axis {axis} of the tensor {shape[axis]}"
+            )
         return parameter.reshape([-1 if i == axis else 1 for i in range(rank)])
     if parameter.ndim != rank:
-        raise context.error(f"{name} of shape {tuple(parameter.shape)} is neither a scalar, nor a vector, nor of rank {rank}")
+        raise context.error(
+            f"{name} of shape {tuple(parameter.shape)} is neither a scalar, nor a vector, nor of rank {rank}"
+        )
     if tuple(parameter.shape) == tuple(shape):
         return parameter
     axis = normalize_axis(axis, rank, context)
@@ -204,9 +208,7 @@ def dequantize(x: Any, scale: Any, zero_point: Any) -> Any:
 
 
 @operator("DequantizeLinear", since_version=23)
-def dequantize_linear_23(
-    x, x_scale, x_zero_point=None, /, *, axis=1, block_size=0, output_dtype=0, context: Context
-):
+def dequantize_linear_23(x, x_scale, x_zero_point=None, /, *, axis=1, block_size=0, output_dtype=0, context: Context):
     """`(x - x_zero_point) * x_scale`, computed in float32, in the dtype of `x_scale` or `output_dtype`."""
     dtype = dtype_of(output_dtype) if output_dtype else np.dtype(x_scale.dtype)
     if dtype == _E8M0:
@@ -352,7 +354,9 @@ def _integer_convolution(
     if kernel and tuple(kernel) != tuple(w.shape[2:]):
         raise context.error(f"kernel_shape {tuple(kernel)} is not that of the weights, {tuple(w.shape[2:])}")
     if x.ndim < 3 or w.ndim != x.ndim:
-        raise context.error(f"x and w need the same rank of at least 3, got shapes {tuple(x.shape)} and {tuple(w.shape)}")
+        raise context.error(
+            f"x and w need the same rank of at least 3, got shapes {tuple(x.shape)} and {tuple(w.shape)}"
+        )
     if x_zero_point is not None:
         x_zero_point = scalar_input(x_zero_point, "x_zero_point", context)
     if w_zero_point is not None:

@@ -27,6 +27,7 @@ node's outputs) and `context` (a `Context`).
 from __future__ import annotations
 
 import bisect
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -130,11 +131,13 @@ def operator(
         if any(other.since_version == since_version for other in versions):
             raise TypeError(f"{domain}:{name}-{since_version} is defined twice")
         bisect.insort(versions, definition, key=lambda o: o.since_version)
+        resolve.cache_clear()
         return function
 
     return register
 
 
+@functools.lru_cache(maxsize=4096)  # asked for each node of each call
 def resolve(domain: str, name: str, opset: int) -> Operator | None:
     """The definition that gives `name` its meaning at `opset`, or None. `domain` is `""` for the standard one."""
     found = None
@@ -173,9 +176,10 @@ def invoke(
     # What overflows or is not a number is told by the result, as in the traced form, not by numpy's warnings.
     with np.errstate(all="ignore"):
         result = definition.function(*arguments, **attributes, **extra)
-    results = result if isinstance(result, tuple) else (result,)
     # numpy turns 0-d arrays into scalars in arithmetic.
-    return tuple(np.asarray(value) if isinstance(value, np.generic) else value for value in results)
+    if isinstance(result, tuple):
+        return tuple([np.asarray(value) if isinstance(value, np.generic) else value for value in result])
+    return (np.asarray(result) if isinstance(result, np.generic) else result,)
 
 
 # --- numpy or JAX -----------------------------------------------------------------------------------------------------
@@ -189,10 +193,13 @@ _forced = _Forced()
 
 
 @contextmanager
-def forced_trace() -> Iterator[None]:
-    """Within it `xp` is `jax.numpy` even for host values: a result too large to fold is computed on the device."""
+def forced_trace(on: bool = True) -> Iterator[None]:
+    """Within it `xp` is `jax.numpy` even for host values: a result too large to fold is computed on the device.
+
+    Off for a subgraph of such a node: what its own nodes know, they know.
+    """
     before = _forced.on
-    _forced.on = True
+    _forced.on = on
     try:
         yield
     finally:
