@@ -1,0 +1,671 @@
+"""Which rows run together, and when: decisions of the batch worker, as plain code on values.
+
+No clock, no loop, no arrays: whoever drives it says what time it is (integers, nanoseconds) and does what it decides.
+
+    submit ──► line ──► a queue for each bucket ──► next() a Batch ──► finished()
+              (no room)      │      held while its program compiles
+                             └──► cancel(), expire(): never run
+
+Rules:
+
+- Rows are counted. A request stays whole where it fits into a batch of its bucket, else it is split into parts.
+- A queue is due when a batch of it would be full, when its oldest part has waited for `timeout`, or at once while nothing
+  runs. Of several that are due a full one goes first, then the one with the oldest part; but none is passed over more than
+  `PATIENCE` times, whatever fits better meanwhile.
+- Within a queue parts are taken by fair turns: a caller with many rows waiting is behind one with few (start-time fair
+  queueing over rows). But once the oldest part was left behind by `PATIENCE` batches of its queue, it starts the next one
+  (every other one where batches hold nothing else), so waiting is bounded.
+- A part whose deadline has passed, or whose request is gone, is never put into a batch.
+- While a program of a queue compiles, its queue takes parts in but gives none out, and the deadlines in it stand still.
+- The breaker opens when everything in a batch failed, and lets one batch try after a moment.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["BREAKER_FIRST", "BREAKER_LONGEST", "PATIENCE", "Batch", "Limits", "Part", "Request", "Scheduler"]
+
+PATIENCE = 4
+"""Batches that may go before a queue that is due; then it is its turn."""
+
+SKIPS = 64
+"""Parts that are looked at and left for a later batch, when none of them fits into what is left of this one."""
+
+BREAKER_FIRST = 1_000_000_000
+"""How long the breaker stays open the first time, in nanoseconds; then twice as long each time it opens again …"""
+
+BREAKER_LONGEST = 30_000_000_000
+"""… up to this."""
+
+BREAKER_FAILURES = 3
+"""Batches of one request that fail one after the other, for reasons that lie not in the request, until the breaker opens."""
+
+Entry = Literal["queued", "line", "full", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds the batches.
+
+    Attributes:
+        batch_sizes: Rows that programs are compiled for, ascending. A batch runs in the smallest that holds it.
+        timeout: Nanoseconds after which the oldest part waits no longer for others.
+        max_padded: Elements of a batch after padding; None for no bound. The smallest program is always allowed.
+        queue_size: Rows that may wait in the queues.
+        concurrency: Batches that run at once.
+    """
+
+    batch_sizes: tuple[int, ...]
+    timeout: int
+    max_padded: int | None
+    queue_size: int
+    concurrency: int
+
+    def rows(self, elements: int) -> int:
+        """Rows of a full batch whose rows have so many elements each."""
+        if self.max_padded is None:
+            return self.batch_sizes[-1]
+        fitting = [size for size in self.batch_sizes if size * elements <= self.max_padded]
+        return fitting[-1] if fitting else self.batch_sizes[0]
+
+    def program(self, rows: int) -> int:
+        """The rows of the program that a batch of `rows` runs in."""
+        return next((size for size in self.batch_sizes if size >= rows), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asks for.
+
+    Attributes:
+        id: Of the request, unique.
+        key: Of its queue: only requests of one key run together.
+        rows: How many.
+        elements: Of one row after padding, for the budget.
+        arrived: When.
+        deadline: When nobody wants the answer any more; None for never.
+        caller: Who shares its turns with whom; None: a caller of its own.
+        alone: Runs by itself and as it is.
+    """
+
+    id: int
+    key: Hashable
+    rows: int
+    elements: int
+    arrived: int
+    deadline: int | None = None
+    caller: Hashable = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows `start` to `start + rows` of a request."""
+
+    request: int
+    start: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A decision: run these together.
+
+    Attributes:
+        id: Of the batch, unique.
+        key: Of the queue that it comes from.
+        parts: In the order of their rows.
+        rows: Of data.
+        program: Rows that the program has; the rest is filled up.
+        depth: Rows that are left waiting, in all queues.
+        oldest: Nanoseconds that its oldest part has waited.
+        reason: Why now: "full", "timeout", "idle", or "drain".
+        probe: Whether the breaker waits for its outcome.
+    """
+
+    id: int
+    key: Hashable
+    parts: tuple[Part, ...]
+    rows: int
+    program: int
+    depth: int
+    oldest: int
+    reason: str
+    probe: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """A part that waits."""
+
+    part: Part
+    request: Request
+    entered: int
+    """Batches that had left its queue when it came."""
+    waiting: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Parts of one bucket, by age and by turn."""
+
+    key: Hashable
+    limit: int
+    by_age: deque[_Piece] = field(default_factory=deque)
+    by_turn: list[tuple[int, int, _Piece]] = field(default_factory=list)
+    rows: int = 0
+    passed: int = 0
+    now: int = 0
+    """Virtual time, in rows."""
+    turns: dict[Hashable, int] = field(default_factory=dict)
+    held: int = 0
+    """Batches whose program compiles."""
+    batches: int = 0
+    favoured: bool = False
+    """Whether the last batch started with the oldest part because of its age."""
+
+    def oldest(self) -> _Piece | None:
+        while self.by_age and not self.by_age[0].waiting:
+            self.by_age.popleft()
+        return self.by_age[0] if self.by_age else None
+
+    def turn(self, caller: Hashable, rows: int) -> int:
+        """When a part is to go, in virtual time: one row after now, or behind all rows that its caller has waiting."""
+        if caller is None:
+            return self.now + 1
+        turn = max(self.now, self.turns.get(caller, 0)) + 1
+        self.turns[caller] = turn - 1 + rows
+        if len(self.turns) > 64 + 2 * len(self.by_age):
+            self.turns = {who: at for who, at in self.turns.items() if at > self.now}
+        return turn
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """A request that is not answered."""
+
+    request: Request
+    deadline: int | None
+    left: int
+    """Rows that are not computed yet."""
+    pieces: list[_Piece] = field(default_factory=list)
+    paused: int | None = None
+    """Since when its deadline stands still."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    batch: Batch
+    live: set[int]
+    """Requests that somebody still waits for."""
+    held: bool = False
+    compiling: bool = False
+
+
+class Scheduler:
+    """The queues, the line in front of them, the deadlines, and the breaker. One owner, no locks.
+
+    Attributes:
+        draining: Nothing comes any more: everything is due.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.draining = False
+        self._queues: dict[Hashable, _Queue] = {}
+        self._line: deque[_State] = deque()
+        self._states: dict[int, _State] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self._running: dict[int, _Running] = {}
+        self._ready: deque[_Running] = deque()  # their program has been compiled, and they wait for a slot
+        self._slots = 0
+        self._sequence = 0
+        self._batches = 0
+        self._waiting = 0
+        self._lined = 0
+        self._opened_until: int | None = None
+        self._span = 0
+        self._failures = 0
+        self._probing: int | None = None
+
+    # What it holds.
+
+    @property
+    def waiting(self) -> int:
+        """Rows in the queues."""
+        return self._waiting
+
+    @property
+    def lined(self) -> int:
+        """Requests that wait for room in the queues."""
+        return self._lined
+
+    @property
+    def running(self) -> int:
+        """Batches that run now, or wait for their program."""
+        return len(self._running)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that were accepted and are not answered."""
+        return len(self._states)
+
+    def depths(self) -> dict[Hashable, int]:
+        """Rows that wait, by queue."""
+        return {queue.key: queue.rows for queue in self._queues.values() if queue.rows}
+
+    def alive(self, request: int) -> bool:
+        """Whether somebody still waits for a request."""
+        return request in self._states
+
+    def breaker(self, now: int) -> Literal["closed", "open", "half-open"]:
+        """Its state."""
+        if self._opened_until is None:
+            return "closed"
+        return "open" if now < self._opened_until else "half-open"
+
+    def retry_after(self, now: int) -> int:
+        """Nanoseconds until it lets work through again."""
+        return 0 if self._opened_until is None else max(0, self._opened_until - now)
+
+    # What comes in.
+
+    def submit(self, request: Request, now: int, *, nowait: bool = False) -> Entry:
+        """Take a request in.
+
+        Returns:
+            "queued"; "line" when there is no room and it waits for some; with `nowait` "full" then; "open" when the breaker is:
+            neither of the last two was taken in.
+        """
+        if self.breaker(now) == "open":
+            return "open"
+        fits = not self._lined and self._fits(request)
+        if nowait and not fits:
+            return "full"
+        state = _State(request, request.deadline, request.rows)
+        self._states[request.id] = state
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
+        if fits:
+            self._enqueue(state, now)
+            return "queued"
+        queue = self._queues.get(request.key)
+        if queue is not None and queue.held:
+            state.paused = now
+        self._line.append(state)
+        self._lined += 1
+        return "line"
+
+    def _fits(self, request: Request) -> bool:
+        return not self._waiting or self._waiting + request.rows <= self.limits.queue_size
+
+    def _enqueue(self, state: _State, now: int) -> None:
+        request = state.request
+        queue = self._queues.get(request.key)
+        if queue is None:
+            limit = max(request.rows, 1) if request.alone else self.limits.rows(request.elements)
+            queue = self._queues[request.key] = _Queue(request.key, limit)
+        start = 0
+        while True:
+            rows = min(queue.limit, request.rows - start)
+            piece = _Piece(Part(request.id, start, rows), request, queue.batches)
+            state.pieces.append(piece)
+            self._sequence += 1
+            queue.by_age.append(piece)
+            heapq.heappush(queue.by_turn, (queue.turn(request.caller, rows), self._sequence, piece))
+            start += rows
+            if start >= request.rows:
+                break
+        queue.rows += request.rows
+        self._waiting += request.rows
+        if queue.held and state.paused is None:
+            state.paused = now
+
+    def _admit(self, now: int) -> None:
+        while self._line:
+            state = self._line[0]
+            if state.request.id not in self._states:
+                self._line.popleft()  # left, and counted then
+            elif self._fits(state.request):
+                self._line.popleft()
+                self._lined -= 1
+                self._enqueue(state, now)
+            else:
+                return
+
+    # Who leaves.
+
+    def cancel(self, request: int, now: int) -> tuple[int, ...]:
+        """Nobody waits for a request any more. Its parts that wait are never run.
+
+        Returns:
+            Batches that run for nobody now.
+        """
+        state = self._states.pop(request, None)
+        if state is None:
+            return ()
+        if not state.pieces:
+            self._lined -= 1
+        self._drop(state)
+        useless = []
+        for running in self._running.values():
+            if request in running.live:
+                running.live.discard(request)
+                if not running.live:
+                    useless.append(running.batch.id)
+        self._admit(now)
+        return tuple(useless)
+
+    def _drop(self, state: _State) -> None:
+        queue = self._queues.get(state.request.key)
+        for piece in state.pieces:
+            if piece.waiting:
+                piece.waiting = False
+                assert queue is not None
+                queue.rows -= piece.part.rows
+                self._waiting -= piece.part.rows
+        if queue is not None:
+            self._tidy(queue)
+
+    def _tidy(self, queue: _Queue) -> None:
+        if queue.oldest() is None and not queue.held:
+            del self._queues[queue.key]
+        elif len(queue.by_turn) > 64 + 4 * len(queue.by_age):
+            queue.by_turn = [entry for entry in queue.by_turn if entry[2].waiting]
+            heapq.heapify(queue.by_turn)
+        elif len(queue.by_age) > 64 and len(queue.by_age) > 4 * len(queue.by_turn):
+            queue.by_age = deque(piece for piece in queue.by_age if piece.waiting)
+
+    def expired(self, now: int) -> tuple[int, ...]:
+        """Requests whose deadline has passed and does not stand still. They are for `cancel`, and an answer."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request = heapq.heappop(self._deadlines)
+            state = self._states.get(request)
+            if state is not None and state.deadline == deadline and state.paused is None:
+                found.append(request)
+        return tuple(dict.fromkeys(found))
+
+    # What runs.
+
+    def next(self, now: int) -> Batch | None:
+        """The batch that is to run now, or None. To be asked until it is None."""
+        if self._slots >= self.limits.concurrency or self._probing is not None:
+            return None
+        breaker = self.breaker(now)
+        if breaker == "open":
+            return None
+        while self._ready:
+            running = self._ready.popleft()
+            running.held = False
+            self._slots += 1
+            if breaker == "half-open":
+                self._probing = running.batch.id
+            return running.batch
+        self._admit(now)
+        queue, reason = self._choose(now)
+        if queue is None:
+            return None
+        for other in self._queues.values():
+            if other is not queue and other.rows and not other.held:
+                other.passed += 1
+        queue.passed = 0
+        batch = self._take(queue, now, reason, probe=breaker == "half-open")
+        if batch is None:
+            return self.next(now)
+        self._slots += 1
+        if batch.probe:
+            self._probing = batch.id
+        self._running[batch.id] = _Running(batch, {part.request for part in batch.parts})
+        self._tidy(queue)
+        self._admit(now)
+        return batch
+
+    def _choose(self, now: int) -> tuple[_Queue | None, str]:
+        idle = self._slots == 0
+        best: tuple[tuple[int, int], _Queue, str] | None = None
+        for queue in self._queues.values():
+            oldest = None if queue.held else queue.oldest()
+            if oldest is None:
+                continue
+            full = queue.rows >= queue.limit
+            waited = now - oldest.request.arrived >= self.limits.timeout
+            if not (full or waited or idle or self.draining):
+                continue
+            reason = "full" if full else "timeout" if waited else "idle" if idle else "drain"
+            if queue.passed >= PATIENCE:
+                rank = (0, -queue.passed)
+            else:
+                rank = (1 if full else 2, oldest.request.arrived)
+            if best is None or rank < best[0]:
+                best = (rank, queue, reason)
+        return (None, "") if best is None else best[1:]
+
+    def _take(self, queue: _Queue, now: int, reason: str, *, probe: bool) -> Batch | None:
+        taken: list[_Piece] = []
+        room = queue.limit
+        while (first := queue.oldest()) is not None and self._late(first, now):
+            self._remove(queue, first)  # `expired` answers it
+        if first is None:
+            self._tidy(queue)
+            return None
+        alone_favoured = queue.favoured and queue.limit == 1
+        queue.favoured = queue.batches - first.entered >= PATIENCE and not alone_favoured
+        if queue.favoured:
+            self._remove(queue, first)
+            taken.append(first)
+            room -= first.part.rows
+        left: list[tuple[int, int, _Piece]] = []
+        while room > 0 and queue.by_turn and len(left) < SKIPS:
+            entry = heapq.heappop(queue.by_turn)
+            turn, _, piece = entry
+            if not piece.waiting:
+                continue
+            if self._late(piece, now):
+                self._remove(queue, piece)
+            elif piece.part.rows <= room:
+                self._remove(queue, piece)
+                taken.append(piece)
+                room -= piece.part.rows
+                queue.now = max(queue.now, turn)
+            else:
+                left.append(entry)
+        for entry in left:
+            heapq.heappush(queue.by_turn, entry)
+        rows = sum(piece.part.rows for piece in taken)
+        queue.batches += 1
+        self._batches += 1
+        alone = taken[0].request.alone
+        return Batch(
+            self._batches,
+            queue.key,
+            tuple(piece.part for piece in taken),
+            rows,
+            rows if alone else self.limits.program(rows),
+            self._waiting,
+            now - min(piece.request.arrived for piece in taken),
+            reason,
+            probe,
+        )
+
+    def _late(self, piece: _Piece, now: int) -> bool:
+        state = self._states.get(piece.request.id)
+        return state is None or (state.deadline is not None and state.deadline <= now and state.paused is None)
+
+    def _remove(self, queue: _Queue, piece: _Piece) -> None:
+        piece.waiting = False
+        queue.rows -= piece.part.rows
+        self._waiting -= piece.part.rows
+
+    # Compiles: of a program that no batch has run in yet.
+
+    def hold(self, batch: int, now: int) -> None:
+        """The program of a batch is compiled first: it gives its slot back, and its queue waits with it."""
+        running = self._running[batch]
+        running.held = running.compiling = True
+        self._slots -= 1
+        if self._probing == batch:
+            self._probing = None
+        self._pause(running.batch, now)
+
+    def ready(self, batch: int) -> None:
+        """The program is there; the batch goes next. The deadlines stand still until its first run has ended."""
+        self._ready.append(self._running[batch])
+
+    def first(self, batch: int, now: int) -> None:
+        """A batch runs for the first time in a program that may compile on the way: deadlines stand still until it ends."""
+        running = self._running[batch]
+        if not running.compiling:
+            running.compiling = True
+            self._pause(running.batch, now)
+
+    def _pause(self, batch: Batch, now: int) -> None:
+        queue = self._queues.get(batch.key)
+        if queue is None:  # this batch took all that was in it
+            queue = self._queues[batch.key] = _Queue(batch.key, 1)
+            request = self._states.get(batch.parts[0].request)
+            if request is not None:
+                alone = request.request.alone
+                queue.limit = max(batch.rows, 1) if alone else self.limits.rows(request.request.elements)
+        queue.held += 1
+        for state in self._of(queue, batch):
+            if state.paused is None:
+                state.paused = now
+
+    def _of(self, queue: _Queue, batch: Batch) -> list[_State]:
+        """Who waits for a queue, in it, in the line, and in a batch of it."""
+        ids = [piece.request.id for piece in queue.by_age if piece.waiting]
+        ids += [state.request.id for state in self._line if state.request.key == queue.key]
+        ids += [part.request for part in batch.parts]
+        return [state for each in ids if (state := self._states.get(each)) is not None]
+
+    def _resume(self, batch: Batch, now: int) -> None:
+        queue = self._queues[batch.key]
+        queue.held -= 1
+        for state in () if queue.held else self._of(queue, batch):
+            if state.paused is not None:
+                if state.deadline is not None:
+                    state.deadline += now - state.paused
+                    heapq.heappush(self._deadlines, (state.deadline, state.request.id))
+                state.paused = None
+        self._tidy(queue)
+
+    # How it ended.
+
+    def finished(
+        self, batch: int, outcomes: Sequence[bool | None], now: int, *, blamed: bool = False
+    ) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+        """A batch has ended, tries of its single parts included.
+
+        Args:
+            batch: Its id.
+            outcomes: For each part, whether there is a result; None where nobody waited for it any more.
+            now: The time.
+            blamed: Whether all errors lie in the requests, by their kind.
+
+        Returns:
+            Requests that are complete, requests that failed (also those of which only a part did), and whether the breaker
+            opened now. Each request is told once, and is not known any more then.
+        """
+        running = self._running.pop(batch)
+        if running.held:
+            if running in self._ready:
+                self._ready.remove(running)
+        else:
+            self._slots -= 1
+        if running.compiling:
+            self._resume(running.batch, now)
+        done: list[int] = []
+        failed: list[int] = []
+        for part, good in zip(running.batch.parts, outcomes, strict=True):
+            state = self._states.get(part.request)
+            if state is None or good is None:
+                continue
+            if good:
+                state.left -= part.rows
+                if state.left > 0:
+                    continue
+                done.append(part.request)
+            else:
+                failed.append(part.request)
+            del self._states[part.request]
+            self._drop(state)
+            for other in self._running.values():
+                other.live.discard(part.request)
+        opened = self._judge(running.batch, outcomes, now, blamed=blamed)
+        self._admit(now)
+        return tuple(done), tuple(failed), opened
+
+    def _judge(self, batch: Batch, outcomes: Sequence[bool | None], now: int, *, blamed: bool) -> bool:
+        tried = [each for each in outcomes if each is not None]
+        probe = self._probing == batch.id
+        if probe:
+            self._probing = None
+        if any(outcomes):
+            self._failures = 0
+            self._span = 0
+            self._opened_until = None
+            return False
+        if not tried or (blamed and len(tried) == 1):
+            return False
+        self._failures += 1
+        if not probe and len(tried) == 1 and self._failures < BREAKER_FAILURES:
+            return False
+        if not probe and self.breaker(now) == "open":
+            return False  # of before it opened
+        self._span = min(BREAKER_LONGEST, 2 * self._span) or BREAKER_FIRST
+        self._opened_until = now + self._span
+        return True
+
+    def withdrawn(self, batch: int, now: int) -> None:
+        """A batch that ran for nobody was given up: it says nothing about the model."""
+        running = self._running.pop(batch)
+        if running.held:
+            if running in self._ready:
+                self._ready.remove(running)
+        else:
+            self._slots -= 1
+        if running.compiling:
+            self._resume(running.batch, now)
+        if self._probing == batch:
+            self._probing = None
+        self._admit(now)
+
+    def wake(self, now: int) -> int | None:
+        """When something is due by itself; None: nothing before somebody calls."""
+        times: list[int] = []
+        while self._deadlines:
+            deadline, request = self._deadlines[0]
+            state = self._states.get(request)
+            if state is not None and state.deadline == deadline and state.paused is None:
+                times.append(deadline)
+                break
+            heapq.heappop(self._deadlines)
+        if self._slots < self.limits.concurrency and self._probing is None and (self._waiting or self._ready):
+            if self.breaker(now) == "open":
+                assert self._opened_until is not None
+                times.append(self._opened_until)
+            else:
+                for queue in self._queues.values():
+                    oldest = None if queue.held else queue.oldest()
+                    if oldest is not None:
+                        times.append(oldest.request.arrived + self.limits.timeout)
+        return min(times, default=None)
+
+    def close(self) -> tuple[int, ...]:
+        """Give everything up. The requests that were not answered."""
+        left = tuple(self._states)
+        self._states.clear()
+        self._queues.clear()
+        self._line.clear()
+        self._deadlines.clear()
+        self._running.clear()
+        self._ready.clear()
+        self._slots = self._waiting = self._lined = 0
+        self._probing = None
+        return left
