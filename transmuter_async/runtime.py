@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
@@ -21,9 +22,22 @@ import jax
 from anyio.abc import TaskGroup
 
 from transmuter_async import logs
-from transmuter_async.actors import ActorStatistics, Compiled, ModelActor, Threads
+from transmuter_async.actors import (
+    ActorStatistics,
+    Budget,
+    Compiled,
+    DeviceMemory,
+    ModelActor,
+    Preparation,
+    Replicas,
+    Threads,
+    bytes_held,
+    read_memory,
+    replica_names,
+    tell_memory,
+)
 from transmuter_async.bridge import Loop, current_loop
-from transmuter_async.compiler import Batching, Options, Spec, prepare
+from transmuter_async.compiler import Batching, Options, Spec, check_devices, place
 from transmuter_async.errors import ActorStopped, InputError, InvalidModel, MisuseError
 from transmuter_async.graph import Model, Source, external_locations
 from transmuter_async.hub import (
@@ -45,24 +59,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Memory of one device, in bytes; None where the platform does not tell.
-
-    Attributes:
-        active_memory: In use now. On CPU: our weights and live programs.
-        peak_memory: The most that was in use, by the whole process.
-        cache_memory: Reserved by the allocator and free.
-        limit_memory: What the process may use.
-    """
-
-    device: str
-    active_memory: int
-    peak_memory: int | None = None
-    cache_memory: int | None = None
-    limit_memory: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RuntimeStatistics:
     """What lives in a runtime: its actors, and loads that are under way."""
 
@@ -74,12 +70,12 @@ class Runtime:
     """Owner of actors, threads, the event bus, and the client of the Hub.
 
     Args:
-        devices: jax devices for the models; the first one is used. None: jax's own first.
+        devices: jax devices for the models; one that asks for a single device gets the first. None: all that jax has here.
         hub: A `HubClient` to use; None makes one when it is needed. One that is not entered yet is entered, and left again.
         telemetry: A bus to emit to; None makes one, which is closed at the end.
         precision: Of float32 products where `compile` does not say: "highest" is full float32 on every platform, "platform"
             leaves it to jax.
-        memory_limit: Bytes that all models together may hold on the device, weights and programs. Above it, models that nobody
+        memory_limit: Bytes that all models together may hold on each device, weights and programs. Above it, models that nobody
             asks anything of give their programs and then their weights back, the least recently used first; both come back
             with the next call. A model in use is never touched, so the limit can be exceeded. None: no limit.
     """
@@ -98,7 +94,7 @@ class Runtime:
         Options(precision=precision)  # refuses a wrong word now
         self.telemetry: Telemetry = Telemetry() if telemetry is None else telemetry
         self._owns_telemetry = telemetry is None
-        self._devices = None if devices is None else tuple(devices)
+        self._devices = check_devices(devices)
         self._hub = hub
         self._leaves_hub = False
         self._hub_lock = anyio.Lock()
@@ -110,8 +106,7 @@ class Runtime:
         self._left = False
         self._actors: dict[str, ModelActor] = {}
         self._threads: Threads | None = None
-        self._memory_limit = memory_limit
-        self._releasing = False
+        self._budget = None if memory_limit is None else Budget(memory_limit, self._actors)
         self._loads: set[anyio.CancelScope] = set()
         self._loaded = anyio.Event()
         self._logs: list[logs.CompileLog] = []
@@ -358,6 +353,7 @@ class Runtime:
         autotune: bool = False,
         donate: Sequence[str] = (),
         replicas: int = 1,
+        sharding: str | None = None,
         max_concurrency: int = 1,
         name: str | None = None,
     ) -> Compiled:
@@ -377,7 +373,7 @@ class Runtime:
             nonfinite: "ignore"; "error" for `NonFiniteError` at the first NaN or infinity; "warn" for a `NonFiniteWarning` at the
                 line that awaits the call.
             precision: As for `Runtime`, which says the default.
-            max_concurrency: Calls that compute at once; each holds its slot until its outputs are ready.
+            max_concurrency: Calls that compute at once on each device; each holds its slot until its outputs are ready.
             name: Of the actor, in events and errors; made from the source by default.
             cold: Where a program is missing, "compile" has the call wait for it. "interpret" answers it at once on the host,
                 in numpy, while the program is compiled behind; later calls use it.
@@ -387,8 +383,11 @@ class Runtime:
             batching: Dimensions that calls are padded along, to which sizes; refused where the graph mixes rows or reads
                 padding. See `Batching`.
             autotune: Not available yet.
-            donate: Not available yet.
-            replicas: Not available yet.
+            donate: Inputs whose memory may become that of an output: state that a call is given and the next one is given anew.
+                A jax array given for one of them is consumed.
+            replicas: Actors, each with the weights on a device of its own, behind one handle.
+            sharding: "batch" splits the rows of each call over all devices; it needs `batching` with a batch dimension, and a
+                graph without breaks. See the page on devices.
 
         Returns:
             A handle to the running actor; cheap, and to be shared between tasks.
@@ -399,29 +398,27 @@ class Runtime:
             InputError: Specs or names that do not fit the graph.
             BreakRefused: The graph breaks and `breaks` is "error".
             CompileError: XLA refused a program.
-            MisuseError: The runtime was not entered, or an option is not available.
+            MisuseError: The runtime was not entered, options that exclude each other, or too few devices.
         """
         group, threads = self._check()
-        later = {
-            "autotune": autotune,
-            "donate": bool(donate),
-            "replicas": replicas != 1,
-        }
-        for option, used in later.items():
-            if used:
-                raise _not_yet(option)
-        if max_concurrency < 1:
-            raise ValueError(f"max_concurrency={max_concurrency} must be at least 1")
-        if compile_after < 1:
-            raise ValueError(f"compile_after={compile_after} must be at least 1")
+        if autotune:
+            raise MisuseError("autotune is not available in this version; leave it out")
+        counts = {"max_concurrency": max_concurrency, "compile_after": compile_after, "replicas": replicas}
+        for option, count in counts.items():
+            if count < 1:
+                raise ValueError(f"{option}={count} must be at least 1")
+        if replicas > 1 and sharding is not None:
+            raise MisuseError(
+                f"replicas={replicas} with sharding={sharding!r}: one spreads calls over the devices, the other each call; choose one"
+            )
         if compile_after > 1 and cold == "compile":
             raise MisuseError(
                 f'compile_after={compile_after} has calls answered without a program: add cold="interpret"'
             )
-        for option, names in (("outputs", outputs), ("static_inputs", static_inputs)):
+        for option, names in (("outputs", outputs), ("static_inputs", static_inputs), ("donate", donate)):
             if isinstance(names, str):
                 raise InputError(f"{option}={names!r} is one text; give a list of names, [{names!r}]")
-        if name is not None and name in self._actors:
+        if name is not None and self._taken(name):
             raise MisuseError(
                 f"there is an actor named {name!r} in this runtime already; close it, or take another name"
             )
@@ -443,55 +440,50 @@ class Runtime:
             optimize=loaded.optimize,
             **kept_small(loaded),
             batching=batching,
+            sharding=sharding,
+            donate=tuple(donate),
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
         )
-        device = await threads.run(self._device)
+        places = await threads.run(partial(place, self._devices, replicas=replicas, sharding=sharding))
         if self._closing:
             raise ActorStopped("the runtime was closed; enter a new one")
         name = self._name(loaded.source) if name is None else name
-        facts = {"source": loaded.source, "compiler": compiler, "platform": device.platform, "actor": name}
-        with self.telemetry.span("transmuter.compile", facts) as span:
-            actor = ModelActor(
-                name,
-                self.telemetry,
-                lambda: prepare(loaded, options, device=device),
-                source=loaded.source,
-                specs=specs,
-                cache_size=cache_size,
-                compile_after=compile_after,
-                max_concurrency=max_concurrency,
-                span=span.id,
-            )
-            if self._memory_limit is not None:
-                actor.grown = self._balance
-            self._actors[name] = actor
-            group.start_soon(self._serve, actor, name=f"actor {name}")
+        preparation = Preparation(loaded, options, find_break=specs is None and compiler != "eager")
+        devices = {"devices": tuple(map(str, places))} if len(places) > 1 or sharding is not None else {}
+        facts = {"source": loaded.source, "compiler": compiler, "platform": places[0].device.platform, "actor": name}
+        with self.telemetry.span("transmuter.compile", {**facts, **devices}) as span:
+            actors = []
+            for where, each in zip(places, replica_names(name, len(places)), strict=True):
+                actor = ModelActor(
+                    each,
+                    self.telemetry,
+                    partial(preparation.on, where),
+                    source=loaded.source,
+                    specs=specs,
+                    cache_size=cache_size,
+                    compile_after=compile_after,
+                    max_concurrency=max_concurrency,
+                    span=span.id,
+                )
+                if devices:
+                    actor.tell_device(str(where))
+                if self._budget is not None:
+                    actor.grown = self._budget.balance
+                self._actors[each] = actor
+                actors.append(actor)
+                group.start_soon(self._serve, actor, name=f"actor {each}")
             try:
-                await actor.ready.wait()
+                for actor in actors:
+                    await actor.ready.wait()
             except BaseException:
-                actor.stop()  # cancelled, or the actor is ending by itself already
+                for actor in actors:
+                    actor.stop()  # cancelled, or one is ending by itself already
                 raise
-            compiled = Compiled(actor)
+            compiled = Compiled(actors[0]) if len(actors) == 1 else Replicas(name, actors)
             span.metadata["graph_break"] = compiled.graph_break
-        self._balance()
+        if self._budget is not None:
+            self._budget.balance()
         return compiled
-
-    def _balance(self) -> None:
-        """Keep the memory budget: one release at a time, and again when it is done."""
-        actors = sorted(self._actors.values(), key=lambda actor: actor.used)
-        held = sum(actor.weight_bytes + actor.program_bytes for actor in actors)
-        if self._memory_limit is None or self._releasing or held <= self._memory_limit:
-            return
-        newest = actors[-1]  # it has just compiled, or is about to be called
-        for actor in actors:
-            for what in ("programs", "weights"):
-                if actor is not newest and actor.release(what, self._released):
-                    self._releasing = True
-                    return
-
-    def _released(self) -> None:
-        self._releasing = False
-        self._balance()
 
     async def _serve(self, actor: ModelActor) -> None:
         try:
@@ -499,11 +491,8 @@ class Runtime:
         finally:
             self._actors.pop(actor.name, None)
 
-    def _device(self) -> jax.Device:
-        devices = tuple(jax.local_devices()) if self._devices is None else self._devices
-        if not devices:
-            raise MisuseError("devices=() leaves no device to compute on; leave it out for jax's own")
-        return devices[0]
+    def _taken(self, name: str) -> bool:
+        return any(each in self._actors for each in (*replica_names(name, 1), *replica_names(name, 2)))
 
     def _name(self, source: Source) -> str:
         if source is None:
@@ -511,7 +500,7 @@ class Runtime:
         else:
             stem = Path(source).stem if isinstance(source, str) else source[1].rpartition("/")[2]
         name, number = stem, 1
-        while name in self._actors:
+        while self._taken(name):
             number += 1
             name = f"{stem}-{number}"
         return name
@@ -532,22 +521,8 @@ class Runtime:
     async def memory_statistics(self) -> tuple[DeviceMemory, ...]:
         """Memory of each device in bytes; also emitted as `transmuter.memory.stats`."""
         _, threads = self._check()
-        ours: dict[Any, int] = {}
-        for actor in list(self._actors.values()):
-            prepared = actor.prepared
-            if prepared is None:
-                continue
-            try:
-                counts = await actor.statistics()
-            except ActorStopped:
-                continue
-            ours[prepared.device] = ours.get(prepared.device, 0) + counts.weight_bytes + counts.program_bytes
-        memory = await threads.run(_memory, self._devices, ours)
-        for each in memory:
-            if self.telemetry.wants("transmuter.memory.stats"):
-                names = ("active_memory", "peak_memory", "cache_memory", "limit_memory")
-                numbers = {name: getattr(each, name) for name in names if getattr(each, name) is not None}
-                self.telemetry.emit("transmuter.memory.stats", numbers, {"device": each.device})
+        memory = await threads.run(read_memory, self._devices, await bytes_held(list(self._actors.values())))
+        tell_memory(self.telemetry, memory)
         return memory
 
     def log_compiles(self, logger: Any = None) -> None:
@@ -561,28 +536,3 @@ class Runtime:
         log = logs.CompileLog(self.telemetry, self._loop, logger)
         self._logs.append(log)
         group.start_soon(log.serve, name="log_compiles")
-
-
-def _not_yet(option: str) -> MisuseError:
-    return MisuseError(f"{option} is not available in this version; leave it out")
-
-
-def _memory(devices: tuple[jax.Device, ...] | None, ours: Mapping[Any, int]) -> tuple[DeviceMemory, ...]:
-    found = []
-    for device in tuple(jax.local_devices()) if devices is None else devices:
-        stats = device.memory_stats()
-        if stats is None:
-            found.append(DeviceMemory(str(device), ours.get(device, 0)))
-            continue
-        in_use = int(stats.get("bytes_in_use", 0))
-        reserved = stats.get("pool_bytes", stats.get("bytes_reserved"))
-        found.append(
-            DeviceMemory(
-                str(device),
-                in_use,
-                stats.get("peak_bytes_in_use"),
-                None if reserved is None else max(0, int(reserved) - in_use),
-                stats.get("bytes_limit"),
-            )
-        )
-    return tuple(found)

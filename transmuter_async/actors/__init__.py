@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from transmuter_async.actors.actor import RESTARTS, WINDOW, Actor
 from transmuter_async.actors.handle import Compiled
+from transmuter_async.actors.memory import Budget, DeviceMemory, bytes_held, read_memory, tell_memory
 from transmuter_async.actors.messages import ActorStatistics
 from transmuter_async.actors.model import ModelActor
+from transmuter_async.actors.replicas import Preparation, Replicas, ReplicaStatistics, replica_names
 from transmuter_async.actors.reply import Reply, ThreadReply, again
 from transmuter_async.actors.threads import Threads
 
@@ -19,10 +21,19 @@ __all__ = [
     "WINDOW",
     "Actor",
     "ActorStatistics",
+    "Budget",
     "Compiled",
+    "DeviceMemory",
     "ModelActor",
+    "Preparation",
+    "ReplicaStatistics",
+    "Replicas",
     "Reply",
     "ThreadReply",
     "Threads",
     "again",
+    "bytes_held",
+    "read_memory",
+    "replica_names",
+    "tell_memory",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import warnings
@@ -25,6 +26,9 @@ from transmuter_async.telemetry import Span
 __all__ = ["Compiled"]
 
 Outputs = dict[str, Any]
+
+_HERE = __name__.rpartition(".")[0] + "."
+"""Modules between `_warn` and the line that awaits."""
 
 
 class Compiled:
@@ -291,8 +295,11 @@ class Compiled:
 
 def _warn(texts: Iterable[str]) -> None:
     """Warn at the line that awaits the call, or calls; an error there when the user's filters make it one."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
+        level, frame = level + 1, frame.f_back
     for text in texts:
-        warnings.warn(text, NonFiniteWarning, stacklevel=3)
+        warnings.warn(text, NonFiniteWarning, stacklevel=level)
 
 
 def _submit(actor: ModelActor, call: Call) -> None:

@@ -132,6 +132,11 @@ class ModelActor(Actor):
             ("calls", "answered", "failed", "abandoned", "rejected", "peak_running", "hits", "misses", "evictions"), 0
         ) | {"compiles": 0, "compile_failures": 0, "compile_time": 0}
 
+    def tell_device(self, device: str) -> None:
+        """Name the device in every event, where a model is on several."""
+        self.metadata["device"] = device
+        self.facts = {**self.facts, "device": device}
+
     # Messages, on the loop.
 
     def submit(self, call: Call, *, nowait: bool = False) -> None:
@@ -229,6 +234,11 @@ class ModelActor(Actor):
     def owns_thread(self, thread: threading.Thread) -> bool:
         """Whether `thread` computes or compiles for this actor. From any thread."""
         return any(each is not None and each.owns(thread) for each in (self._run_threads, self._compile_threads))
+
+    @property
+    def load(self) -> int:
+        """Calls that wait or run now; one whose caller has left runs until its thread is done. From any thread."""
+        return self._queued + self._paused + self._running
 
     # Calls.
 
@@ -514,7 +524,7 @@ class ModelActor(Actor):
 
     def _prepare(self) -> Prepared:
         prepared = self._make()
-        if self._specs is None and prepared.options.compiler != "eager":
+        if self._specs is None and prepared.options.compiler != "eager" and prepared.graph_break is None:
             prepared.find_break()
         return prepared
 

@@ -119,6 +119,7 @@ class Explanation:
         padding: Buckets in words, None without.
         dense: NonZero nodes that are gone, since what follows works on all rows.
         mixes: Operators that mix rows or read padding, which `allow_mixing=True` accepts.
+        notes: What else there is to say: devices, donated inputs.
     """
 
     node_count: int
@@ -130,6 +131,7 @@ class Explanation:
     padding: str | None = None
     mixes: tuple[Mixes, ...] = ()
     dense: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> Mapping[str, Any]:
         """The same as plain values, ready for JSON."""
@@ -156,6 +158,7 @@ class Explanation:
             lines.append("No breaks: the whole graph is one program.")
         if self.padding is not None:
             lines.append(self.padding)
+        lines.extend(self.notes)
         if self.dense:
             shown = ", ".join(map(repr, self.dense[:4])) + (
                 f" and {len(self.dense) - 4} more" if len(self.dense) > 4 else ""
@@ -195,12 +198,25 @@ def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | Non
         padding=None if prepared.padding is None else prepared.padding.describe(),
         dense=rewritten(prepared.graph),
         mixes=() if prepared.padding is None else prepared.padding.mixes,
+        notes=_notes(prepared, held),
         breaks=tuple(
             _break(needs, places, timings)
             for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))
         ),
         places=places,
     )
+
+
+def _notes(prepared: PreparedGraph, held: Sequence[Segment]) -> tuple[str, ...]:
+    notes = []
+    if prepared.placement.mesh is not None:
+        notes.append(f"Programs over {len(prepared.placement.devices)} devices: {prepared.placement}.")
+    if prepared.options.donate:
+        used = sorted({name for segment in held for name in segment.donated})
+        notes.append(
+            f"Donated: {', '.join(prepared.options.donate)}; consumed by programs: {', '.join(used) or 'none yet'}."
+        )
+    return tuple(notes)
 
 
 def _row(segment: Segment, *, kept: bool) -> SegmentRow:

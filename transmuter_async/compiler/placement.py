@@ -146,7 +146,7 @@ class _SpreadRows(Plan):
 
     def describe(self) -> str:
         """In words, for `explain`."""
-        return f"{Plan.describe(self)} They are split over {self._multiple} devices, and padded to a multiple of it."
+        return f"{Plan.describe(self)} They are split over {self._multiple} devices, spare ones added where they do not divide."
 
 
 def spread_rows(plan: Plan, count: int) -> Plan:
