@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
@@ -157,7 +157,7 @@ def spread_rows(plan: Plan, count: int) -> Plan:
     """
     if plan.batch is None:
         raise InputError('sharding="batch" splits the batch, and the batching names none: Batching(batch="N")')
-    spread = _SpreadRows(plan.graph, plan.batching, plan.dims, plan.places, plan.proof, plan.mixes)
+    spread = _SpreadRows(**{field.name: getattr(plan, field.name) for field in fields(plan)})
     spread._multiple = count
     return spread
 
