@@ -28,6 +28,7 @@ def scaled() -> Iterator[None]:
 
     yield
     del registry._TABLE["example", "ScaledTanh"]
+    registry.resolve.cache_clear()
 
 
 def model() -> Any:

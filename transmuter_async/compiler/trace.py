@@ -160,8 +160,14 @@ def _hold_operands_to_budget(run: Run, node: Node, values: Sequence[Any]) -> Non
 
     Only where the operands could do that at all; then the node is looked at without data, which takes time.
     """
-    arrays = [value for value in values if isinstance(value, np.ndarray) and value.dtype != object]
     limit = MAX_ELEMENTS if run.fold_limit is None else min(MAX_ELEMENTS, run.fold_limit)
+    most = 1
+    for value in values:
+        if isinstance(value, np.ndarray):
+            most *= value.size or 1
+    if most <= limit:
+        return
+    arrays = [value for value in values if isinstance(value, np.ndarray) and value.dtype != object]
     if len(arrays) < 2 or math.prod(array.size for array in arrays) <= limit:
         return
     try:
