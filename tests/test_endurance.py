@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +21,9 @@ from onnx import helper
 import transmuter_async as tm
 from tests.actors.fakes import own_threads
 from tests.test_runtime import affine, model_bytes, rows
+from transmuter_async.actors.calls import SharedCache
+from transmuter_async.compiler.cache import SegmentCache
+from transmuter_async.compiler.segment import Layout
 from transmuter_async.testing import HeldCompiler, Recorder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,6 +129,34 @@ async def test_closing_in_the_middle_answers_at_once_and_returns_when_xla_has_en
                 held.release()
         assert closed.is_set()
         assert not [name for name in own_threads() if not name.startswith("transmuter-load")]
+
+
+@pytest.mark.parametrize("kind", [SegmentCache, SharedCache])
+def test_a_cache_lets_go_of_its_programs_one_by_one(kind: type[SegmentCache]) -> None:
+    order: list[str] = []
+
+    class Dropped(SimpleNamespace):
+        def __del__(self) -> None:
+            order.append("dropped")
+
+    cache = kind(8)
+    for number in range(5):
+        layout = Layout((f"x{number}",), ())
+        segment: Any = Dropped(place=(0,), position=0, host_values=(), layout=layout, key=(number,), needs=None)
+        cache.put(segment, lambda fact: None, keep=number < 2)
+    del segment
+
+    def seen(frame: Any, event: str, argument: Any) -> None:
+        if event == "c_call" and frame.f_code is SegmentCache.clear.__code__:
+            order.append("the interpreter's turn")
+
+    sys.setprofile(seen)
+    try:
+        cache.clear()
+    finally:
+        sys.setprofile(None)
+    assert order.count("dropped") == 5
+    assert ("dropped", "dropped") not in list(itertools.pairwise(order))  # other threads may run in between
 
 
 CHILD = textwrap.dedent(

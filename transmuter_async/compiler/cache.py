@@ -100,7 +100,9 @@ class SegmentCache:
 
     def count(self, place: tuple[Any, ...], *, hit: bool) -> None:
         """Count a lookup."""
-        held = self._positions.setdefault(place, _Position())
+        held = self._positions.get(place)
+        if held is None:
+            held = self._positions[place] = _Position()
         if hit:
             held.hits += 1
         else:
@@ -135,9 +137,14 @@ class SegmentCache:
 
     def clear(self) -> None:
         """Drop every segment, the kept ones too; counts start again."""
+        held: list[dict[Any, Segment]] = [*self._kept.values(), *(each.segments for each in self._positions.values())]
         self._positions.clear()
         self._kept.clear()
         self.bare_breaks.clear()
+        for segments in held:
+            while segments:
+                # One by one: XLA takes some 10 ms to free a program, with the interpreter's lock in hand.
+                segments.popitem()
 
     def segments(self) -> tuple[Segment, ...]:
         """Everything held, in graph order, least recently used first; kept functions first of all."""
