@@ -16,6 +16,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
@@ -32,7 +33,7 @@ class Loop:
         backend: `"asyncio"` or `"trio"`.
     """
 
-    __slots__ = ("_native", "_post", "_running", "backend")
+    __slots__ = ("_native", "_post", "_running", "_signal", "backend")
 
     def __init__(self, native: Any) -> None:
         self._native = native
@@ -40,9 +41,11 @@ class Loop:
             self.backend = "asyncio"
             self._post: Callable[..., object] = native.call_soon_threadsafe
             self._running: Callable[[], Any] = asyncio._get_running_loop
+            self._signal: Callable[[], Signal] = partial(_AsyncioSignal, native.create_future)
         else:
             self.backend = "trio"
             self._running = _running_trio
+            self._signal = partial(_TrioSignal, sys.modules["trio"].lowlevel)
             self._post = native.run_sync_soon
 
     def post(self, function: Callable[..., object], *arguments: Any) -> bool:
@@ -59,7 +62,7 @@ class Loop:
 
     def signal(self) -> Signal:
         """A `Signal` for a task of this loop."""
-        return _AsyncioSignal(self._native) if self.backend == "asyncio" else _TrioSignal()
+        return self._signal()
 
     def is_current(self) -> bool:
         """Whether the caller runs in this loop."""
@@ -139,8 +142,8 @@ class Signal(Protocol):
 class _AsyncioSignal:
     __slots__ = ("_future",)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._future: asyncio.Future[None] = loop.create_future()
+    def __init__(self, create_future: Callable[[], asyncio.Future[None]]) -> None:
+        self._future = create_future()
 
     def set(self) -> None:
         if not self._future.done():  # a task that was cancelled has cancelled it
@@ -156,8 +159,8 @@ class _AsyncioSignal:
 class _TrioSignal:
     __slots__ = ("_set", "_task", "_trio")
 
-    def __init__(self) -> None:
-        self._trio = sys.modules["trio"].lowlevel
+    def __init__(self, lowlevel: Any) -> None:
+        self._trio = lowlevel
         self._set = False
         self._task: Any = None
 

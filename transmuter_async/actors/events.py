@@ -127,9 +127,13 @@ class Observer:
     def __call__(self, fact: Fact) -> None:
         """Take a fact. Raises `Abandoned` where the next step must not be taken."""
         if isinstance(fact, CacheHit):
-            self.check()
+            now = time.monotonic_ns()
+            if self.stopped or (self.deadline is not None and now >= self.deadline):
+                raise Abandoned
             self.hits += 1
-            now = self._since = self.ended()
+            if self.position is not None:
+                self.timings.append(("segment", self.position, now - self._since))
+            self._since = now
             self.position = fact.position
             if self._telemetry.wants("transmuter.cache.hit"):
                 self._telemetry.emit("transmuter.cache.hit", {"count": 1, "monotonic_time": now}, self._placed(fact))

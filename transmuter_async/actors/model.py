@@ -250,14 +250,8 @@ class ModelActor(Actor):
         self._counts["peak_running"] = max(self._counts["peak_running"], self._running)
         if call.queued is None:
             call.queued = time.monotonic_ns() - call.began
-        generation = self._generation
-        self._run_threads.submit(
-            self._advance,
-            self.prepared,
-            call,
-            self._cache,
-            done=lambda step, error: self._settle(call, generation, step, error),
-        )
+        done = partial(self._settle, call, self._generation)
+        self._run_threads.submit(self._advance, self.prepared, call, self._cache, done=done)
 
     def _settle(
         self, call: Call, generation: int, step: Finished | Missing | None, error: BaseException | None

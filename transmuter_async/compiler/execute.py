@@ -9,7 +9,8 @@ be worth programs of its own, the body is a frame on top, compiled in segments l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,6 @@ from transmuter_async.compiler.facts import (
     BreakDone,
     BreakFailed,
     BreakStarted,
-    CacheHit,
     CacheMiss,
     Observe,
 )
@@ -70,6 +70,8 @@ def run_key(seed: int) -> np.ndarray:
 
 
 _NOTHING: frozenset[str] = frozenset()
+_NOBODY: frozenset[int] = frozenset()
+_START = (0,)  # where the graph begins
 
 
 class _Frame:
@@ -124,7 +126,8 @@ class Execution:
         self.device = device
         self._cut = cut  # how padded outputs become their true size
         self._inputs = inputs
-        self._frames = [_Frame(prepared, dict(inputs), _NOTHING, seed, None)]
+        self._seed = seed
+        self._frames: list[_Frame] = []  # made when the first step is taken; a call of one whole program needs none
         self._breaks: list[Node] = []  # the open ones, outer before inner
         self._wanted: list[CompileJob] = []
         self._compiled = 0  # segments that ran from the cache
@@ -137,6 +140,11 @@ class Execution:
             NonFiniteError: The alarm was asked for and rang.
             OperatorError: A break node refuses its inputs.
         """
+        if not self._frames:
+            finished = self._run_whole(cache, observe)
+            if finished is not None:
+                return finished
+            self._frames.append(_Frame(self.prepared, dict(self._inputs), _NOTHING, self._seed, None))
         try:
             return self._advance(cache, observe)
         except BaseException as error:
@@ -144,6 +152,36 @@ class Execution:
                 node = self._breaks.pop()
                 observe(BreakFailed(node.position, node.name, node.op_type, error))
             raise
+
+    def _run_whole(self, cache: SegmentCache, observe: Observe) -> Finished | None:
+        """The path of most calls, with nothing on it that they do not need: numpy in, one program, numpy out.
+
+        Returns:
+            None where this call is not one of those; then nothing was done.
+        """
+        prepared, inputs = self.prepared, self._inputs
+        if prepared.graph_break is not False or self.device or self._cut is not None or prepared.options.donate:
+            return None
+        for value in inputs.values():
+            if type(value) is not np.ndarray:
+                return None
+        kept = cache.kept(inputs)
+        segment = cache.find(_START, inputs) if kept is None else kept
+        if segment is None or segment.program is None or segment.needs is not None or segment.host_outputs:
+            return None
+        if segment.outputs != prepared.outputs and prepared.output_names.symmetric_difference(segment.outputs):
+            return None  # an output is an input or a weight
+        if kept is None:
+            cache.count(_START, hit=True)
+            observe(segment.hit)
+        outputs = _run_program(segment, inputs, run_key(self._seed) if segment.uses_seed else None)
+        self._inputs = {}
+        found = dict(zip(segment.outputs, outputs, strict=True))
+        for name, value in found.items():
+            found[name] = self._give(value, _NOBODY, owned=True) if type(value) is list else np.asarray(value)
+        if segment.outputs != prepared.outputs:
+            found = {name: found[name] for name in prepared.outputs}
+        return Finished(found, "compiled")
 
     def _advance(self, cache: SegmentCache, observe: Observe) -> Finished | Missing:
         if self.prepared.options.compiler == "eager":
@@ -173,7 +211,7 @@ class Execution:
                         continue
                     if not frame.missed:
                         cache.count(place, hit=True)
-                        observe(CacheHit(segment.position, segment.shapes))
+                        observe(segment.hit)
                     frame.missed = False
                 _run_segment(frame, segment)
                 self._compiled += 1
@@ -262,12 +300,12 @@ class Execution:
         self._inputs = {}
         return Finished(outputs, tier, tuple(self._wanted))
 
-    def _give(self, value: Any, foreign: set[int], *, owned: bool) -> Any:
+    def _give(self, value: Any, foreign: AbstractSet[int], *, owned: bool) -> Any:
         """An output as the caller gets it: read-only, never the memory of an input or a weight."""
         if isinstance(value, jax.Array):
             if self.device:
                 return value
-            return np.array(value) if id(value) in foreign or not owned else np.asarray(value)
+            return np.array(value) if not owned or id(value) in foreign else np.asarray(value)
         if isinstance(value, list):
             return [self._give(item, foreign, owned=False) for item in value]
         if not isinstance(value, np.ndarray):
@@ -323,18 +361,24 @@ def _run_segment(frame: _Frame, segment: Segment) -> None:
         return
     values = frame.values
     if segment.program is not None:
-        arguments = tuple([values[name] for name in segment.arguments])
-        outputs, alarm = segment.program(segment.weights, arguments, frame.seed if segment.uses_seed else None)
-        if alarm is not None:
-            number = int(alarm)
-            if number > 0:
-                raise segment.alarms[number - 1].error()
-            if number < 0:
-                segment.alarms[-number - 1].warn()
+        outputs = _run_program(segment, values, frame.seed if segment.uses_seed else None)
         values.update(zip(segment.outputs, outputs, strict=True))
     if segment.host_outputs:
         values.update(segment.host_outputs)
         frame.known |= segment.host_outputs.keys()
+
+
+def _run_program(segment: Segment, values: Mapping[str, Any], seed: np.ndarray | None) -> Sequence[Any]:
+    """The program's outputs in the segment's order; its alarm raises, or warns."""
+    arguments = tuple(map(values.__getitem__, segment.arguments))
+    outputs, alarm = segment.program(segment.weights, arguments, seed)
+    if alarm is not None:
+        number = int(alarm)
+        if number > 0:
+            raise segment.alarms[number - 1].error()
+        if number < 0:
+            segment.alarms[-number - 1].warn()
+    return outputs  # type: ignore[no-any-return]
 
 
 def _run_on_host(frame: _Frame, start: int, stop: int) -> None:

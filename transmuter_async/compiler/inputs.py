@@ -20,7 +20,7 @@ from transmuter_async.graph import (
     onnx_name,
 )
 
-__all__ = ["COPY_BYTES", "Misfit", "check_shape", "describe_type", "take_inputs", "take_value"]
+__all__ = ["COPY_BYTES", "Misfit", "PlainInputs", "check_shape", "describe_type", "take_inputs", "take_value"]
 
 COPY_BYTES = 64 << 10
 """Arrays up to this size are copied when a call takes them over."""
@@ -77,6 +77,39 @@ def take_inputs(
             "cast with .astype(...) where a dtype differs"
         )
     return taken
+
+
+class PlainInputs:
+    """The way of most calls: a dict with exactly the declared tensors, as numpy arrays that fit without any change.
+
+    Args:
+        declared: The graph's inputs.
+    """
+
+    def __init__(self, declared: Iterable[Value]) -> None:
+        self._tensors: list[tuple[str, np.dtype, int, tuple[tuple[int, int], ...]]] | None = []
+        for value in declared:
+            type = value.type
+            if not isinstance(type, TensorType) or type.dtype is None or type.shape is None or type.dtype.kind in "OUS":
+                self._tensors = None
+                return
+            fixed = tuple((axis, dim) for axis, dim in enumerate(type.shape) if isinstance(dim, int) and dim >= 0)
+            self._tensors.append((value.name, type.dtype, len(type.shape), fixed))
+
+    def take(self, given: Mapping[str, Any], copy: bool | None) -> dict[str, Any] | None:
+        """What `take_inputs` returns for these inputs, or None where it has to look closer."""
+        if self._tensors is None or type(given) is not dict or len(given) != len(self._tensors):
+            return None
+        taken = {}
+        for name, dtype, rank, fixed in self._tensors:
+            array = given.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != rank:
+                return None
+            for axis, dim in fixed:
+                if array.shape[axis] != dim:
+                    return None
+            taken[name] = array.copy() if copy or (copy is None and array.nbytes <= COPY_BYTES) else array
+        return taken
 
 
 def describe_type(type: Type | None) -> str:

@@ -42,6 +42,7 @@ class PreparedGraph:
         graph: After passes and folding.
         nodes: Its nodes; a segment is a run of these, named by the index of its first.
         host_only: Indices of the nodes that can never be part of a program unless all of their inputs are known.
+        output_names: The names of the outputs, for look-ups.
         last_use: For each name, the index of the last node that reads it; `len(nodes)` for an output.
         path: Empty for the graph itself; for a body that runs on the host, the way to it.
         root: The graph itself; it holds the weights of all of its bodies.
@@ -103,6 +104,7 @@ class PreparedGraph:
         self.platform: str = self.device.platform
         self.nodes: tuple[Node, ...] = graph.nodes
         self.outputs: tuple[str, ...] = tuple(value.name for value in graph.outputs)
+        self.output_names = frozenset(self.outputs)
         producers = {name: node for node in graph.nodes for name in node.outputs if name}
         self.reads: tuple[frozenset[str], ...] = tuple(_reads(node, producers) for node in graph.nodes)
         self.last_use: dict[str, int] = {}

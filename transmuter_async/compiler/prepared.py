@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from transmuter_async.compiler.execute import Execution
-from transmuter_async.compiler.inputs import describe_type, take_inputs
+from transmuter_async.compiler.inputs import PlainInputs, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
 from transmuter_async.compiler.options import Options, Spec
 from transmuter_async.compiler.placement import Placement, arrived, own_copies
@@ -23,12 +23,21 @@ __all__ = ["Prepared", "prepare", "replicate"]
 class Prepared(PreparedGraph):
     """A model ready to be called: checks inputs, starts calls, makes the jobs that compile ahead of them."""
 
+    def __init__(
+        self, model: Model, options: Options, graph: Graph, placement: Placement, first: Prepared | None = None
+    ) -> None:
+        super().__init__(model, options, graph, placement, first)
+        self._plain = PlainInputs(graph.inputs)
+
     def take_inputs(self, inputs: Mapping[str, Any], copy: bool | None = None) -> dict[str, Any]:
         """Check a call's inputs and take them over; see `inputs.take_inputs`. Cheap: for the caller's task.
 
         Raises:
             InputError: They do not fit the graph; everything is listed.
         """
+        taken = self._plain.take(inputs, copy)
+        if taken is not None:
+            return taken
         return take_inputs(
             self.graph.inputs, inputs, copy=copy, outputs=self.outputs, replaceable=self.model.graph.overridable
         )

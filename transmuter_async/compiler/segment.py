@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from transmuter_async.compiler.alarms import Alarm
-from transmuter_async.compiler.facts import Shapes
+from transmuter_async.compiler.facts import CacheHit, Shapes
 from transmuter_async.compiler.values import fingerprint, signature
 from transmuter_async.errors import NeedsValue
 
@@ -31,9 +31,11 @@ class Layout:
 
 def entry_key(layout: Layout, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The key of a segment with this layout for these values."""
+    # Every call of a model comes here: `map` saves the frames of comprehensions.
+    read = values.__getitem__
     return (
-        tuple([signature(values[name]) for name in layout.arguments]),
-        tuple([fingerprint(values[name]) for name in layout.values]),
+        tuple(map(signature, map(read, layout.arguments))),
+        tuple(map(fingerprint, map(read, layout.values))) if layout.values else (),
     )
 
 
@@ -57,6 +59,7 @@ class Segment:
         host_values: Names that became static with this segment.
         node_count: Nodes of the segment that are really computed by the program.
         donated: Arguments that the program consumes.
+        hit: What an observer is told when a call finds it.
     """
 
     place: tuple[Any, ...]
@@ -78,3 +81,7 @@ class Segment:
     host_values: tuple[str, ...]
     node_count: int
     donated: tuple[str, ...] = ()
+    hit: CacheHit = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hit", CacheHit(self.position, self.shapes))

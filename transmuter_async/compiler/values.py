@@ -21,6 +21,8 @@ def is_traceable(value: Any) -> bool:
 
 def signature(value: Any) -> Any:
     """Hashable shape and dtype of a value; a sequence has one for each element."""
+    if type(value) is np.ndarray:
+        return (value.shape, value.dtype)
     if isinstance(value, list):
         return tuple(map(signature, value))
     if value is None or isinstance(value, dict):
