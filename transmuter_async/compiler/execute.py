@@ -9,7 +9,7 @@ be worth programs of its own, the body is a frame on top, compiled in segments l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +31,13 @@ from transmuter_async.compiler.job import CompileJob, forced_break
 from transmuter_async.compiler.needs import depends_on_values
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.run import Run, Scope
+from transmuter_async.compiler.searches import begin_search
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.compiler.trace import run_node
 from transmuter_async.compiler.values import to_numpy
 from transmuter_async.errors import BreakRefused, OperatorError
 from transmuter_async.graph import Graph, Node
-from transmuter_async.operators import HOST_TRIPS, fold_in
+from transmuter_async.operators import HOST_TRIPS, SEARCHES, Call, fold_in
 
 __all__ = ["Execution", "Finished", "Missing", "run_key"]
 
@@ -502,13 +503,48 @@ class _HostedLoop(_Hosted):
         return self.body("body", dict(zip(self.names, values, strict=True)), seed)
 
 
+class _HostedSearch(_Hosted):
+    """Text generation that is too long for one program: a program for each step, the choice of tokens on the host."""
+
+    def __init__(self, frame: _Frame, node: Node, calls: Generator[Call, Sequence[Any], tuple[Any, ...]]) -> None:
+        super().__init__(frame, node)
+        self.calls = calls
+
+    def step(self, outputs: list[Any] | None) -> _Frame | None:
+        try:
+            call = next(self.calls) if outputs is None else self.calls.send([to_numpy(each) for each in outputs])
+        except StopIteration as end:
+            self.results = list(end.value)
+            return None
+        except (ValueError, TypeError, IndexError) as error:
+            raise _refuse(self.node, str(error)) from error
+        graph = self.node.attributes[call.attribute]
+        assert isinstance(graph, Graph)
+        seed = self.frame.seed
+        if call.iteration is not None:
+            seed = np.asarray(fold_in(seed, call.iteration))
+        names = [value.name for value in graph.inputs]
+        return self.body(call.attribute, dict(zip(names, call.inputs, strict=True)), seed)
+
+
+def _hosted_search(frame: _Frame, node: Node) -> _HostedSearch | None:
+    options = frame.prepared.options
+    run = Run(tracing=False, seed=frame.seed, bounds=options.bounds, platform=frame.prepared.platform)
+    values = {name: frame.value(name) for name in node.inputs if name}
+    calls = begin_search(node, values, run, options.cache_size)
+    return None if calls is None else _HostedSearch(frame, node, calls)
+
+
 def _hosted(frame: _Frame, node: Node) -> _Hosted | None:
     """How the bodies of a control-flow node become frames; None where the host form serves it better."""
-    if node.domain or node.op_type not in ("If", "Loop"):
+    searches = (node.domain, node.op_type) in SEARCHES
+    if not searches and (node.domain or node.op_type not in ("If", "Loop")):
         return None
     bodies = list(node.subgraphs())
     if max((sum(1 for _ in body.walk()) for body in bodies), default=0) < frame.prepared.options.min_segment_nodes:
         return None
+    if searches:
+        return _hosted_search(frame, node)
     if node.op_type == "If":
         return _HostedIf(frame, node)
     loop = _HostedLoop(frame, node)

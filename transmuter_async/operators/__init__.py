@@ -7,6 +7,9 @@ definitions. The layer knows graphs' values but no segments, actors or events.
 from __future__ import annotations
 
 from transmuter_async.operators.context import Context, Subgraph, first_alarm
+from transmuter_async.operators.contrib_decoders import Call
+from transmuter_async.operators.contrib_generation import Outside, Search, conversation
+from transmuter_async.operators.contrib_search import SEARCHES
 from transmuter_async.operators.iteration import HOST_TRIPS
 from transmuter_async.operators.registry import (
     Operator,
@@ -72,9 +75,14 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
 
 __all__ = [
     "HOST_TRIPS",
+    "SEARCHES",
+    "Call",
     "Context",
     "Operator",
+    "Outside",
+    "Search",
     "Subgraph",
+    "conversation",
     "first_alarm",
     "fold_in",
     "forced_trace",

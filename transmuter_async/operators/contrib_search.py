@@ -21,6 +21,9 @@ from transmuter_async.operators.contrib_generation import Outside, Search, State
 from transmuter_async.operators.registry import operator, xp
 
 MICROSOFT = "com.microsoft"
+SEARCHES = frozenset((MICROSOFT, name) for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"))
+"""Operators that hold a `Search`."""
+
 NOTE = "Unrolled in the program while its steps are few, else step by step on the host."
 
 
