@@ -227,7 +227,7 @@ def usable_donations(
 
 
 def own_copies(inputs: Mapping[str, Any], donate: Sequence[str]) -> dict[str, Any]:
-    """A call's inputs, with a copy of each donated array that is given under another name, too.
+    """A call's inputs, with a copy of each donated array whose memory is given under another name, too.
 
     Raises:
         InputError: An array was consumed by an earlier call.
@@ -245,7 +245,7 @@ def own_copies(inputs: Mapping[str, Any], donate: Sequence[str]) -> dict[str, An
         held = Counter(memory.values())
         for name in donate:
             if name in arrays and held[memory[name]] > 1:
-                taken[name] = arrays[name].copy()
+                taken[name] = np.array(arrays[name])  # on the host: numpy inputs are never consumed
     return taken
 
 
