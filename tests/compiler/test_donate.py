@@ -211,6 +211,37 @@ def test_a_loop_reads_it_again_and_again() -> None:
             np.testing.assert_allclose(got["total"], value * (trips + 1), rtol=1e-5)
 
 
+def test_a_loop_that_gives_the_state_back_as_it_is() -> None:
+    """The body's output is its input, so the loop's result is the caller's very array; it is read after the state is consumed."""
+    body = graph(
+        [node("Identity", ["going"], ["on"]), node("Mul", ["carried", "carried"], ["square"])],
+        ["i:int64[]", "going:bool[]", "carried:float[...]"],
+        ["on:bool[]", "carried:float[...]", "square:float[...]"],
+    )
+    made = proto(
+        [
+            node("ReduceSum", ["x"], ["s"], keepdims=0),
+            node("Cast", ["s"], ["trips"], to=onnx.TensorProto.INT64),
+            node("Loop", ["trips", "", "state"], ["kept", "squares"], body=body),
+            node("Add", ["state", "x"], ["total"]),
+            node("NonZero", ["total"], ["where"]),
+            node("Shape", ["where"], ["count"]),
+            node("Neg", ["kept"], ["last"]),
+        ],
+        ["state:float[n]", "x:float[n]"],
+        ["total:float[n]", "last:float[n]", "count:int64[2]", "squares:float[k,n]"],
+    )
+    session = Session(made, donate=("state",), min_segment_nodes=1, dense=False)
+    x = np.zeros(SIZE, np.float32)
+    x[0] = 2
+    for _ in range(2):
+        state = jax.device_put(values())
+        value = np.array(state)
+        got = session({"state": state, "x": x})
+        assert state.is_deleted()
+        assert_same(got, by_onnxruntime(made, {"state": value, "x": x}))
+
+
 def test_what_an_output_can_not_hold_is_not_consumed() -> None:
     """jax would warn of a donation without use; and there is nothing to win."""
     made = proto(
