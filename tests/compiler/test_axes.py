@@ -108,8 +108,8 @@ MIXING: dict[str, tuple[list[Any], list[str], dict[str, Any], str, str]] = {
         [node("TopK", ["x", "one"], ["y", "i"], axis=1)], ["y:float[b,1,4]"], {}, "TopK", "s"
     ),
     "windows": (
-        [node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("Conv", ["t", "k"], ["y"], pads=[1, 1])],
-        ["y:float[b,2,s]"], {"k": np.ones((2, 4, 3), np.float32)}, "Conv", "s",
+        [node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("Conv", ["t", "k"], ["y"], pads=[1, 0])],
+        ["y:float[b,2,k]"], {"k": np.ones((2, 4, 3), np.float32)}, "Conv", "s",
     ),
     "its size as a number": (
         [node("Shape", ["x"], ["n"], start=1, end=2), node("Cast", ["n"], ["f"], to=1), node("Div", ["x", "f"], ["y"])],
@@ -251,16 +251,57 @@ def test_a_row_that_is_masked_everywhere_is_refused_not_answered_wrong() -> None
         session(call)
 
 
-def test_a_causal_mask_needs_data_at_the_front() -> None:
-    nodes = [
-        *SOFTMAX, *SCORES, node("Sub", ["f1", "m3"], ["hole"]), node("Shape", ["x"], ["n"], start=1, end=2),
-        node("Concat", ["n", "n"], ["nn"], axis=0), node("Expand", ["f1", "nn"], ["full"]),
-        node("Trilu", ["full", "k1"], ["later"], upper=1), node("Max", ["hole", "later"], ["off"]),
-        node("Mul", ["off", "low"], ["bias"]), node("Add", ["scores", "bias"], ["masked"]), *POOLED,
-    ]  # fmt: skip
-    made = model(nodes, ["y:float[b,s,4]"], F1 | LOW | {"k1": np.array(1)})
-    with pytest.raises(BatchingRefused):  # which of the two masks hides a position is more than is followed
-        Session(made, batching=batching())
+CAUSAL = [
+    *SOFTMAX, *SCORES, node("Sub", ["f1", "m3"], ["hole"]), node("Shape", ["x"], ["n"], start=1, end=2),
+    node("Concat", ["n", "n"], ["nn"], axis=0), node("Expand", ["f1", "nn"], ["full"]),
+    node("Trilu", ["full", "k1"], ["later"], upper=1),
+]  # fmt: skip
+JOINED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "maximum of holes": (
+        [node("Max", ["hole", "later"], ["off"]), node("Mul", ["off", "low"], ["bias"]), node("Add", ["scores", "bias"], ["masked"])],
+        {},
+    ),
+    "sum of holes": (
+        [node("Add", ["hole", "later"], ["off"]), node("Mul", ["off", "low"], ["bias"]), node("Add", ["scores", "bias"], ["masked"])],
+        {},
+    ),
+    "minimum of biases": (
+        [node("Mul", ["hole", "low"], ["one_bias"]), node("Mul", ["later", "low"], ["other_bias"]),
+         node("Min", ["one_bias", "other_bias"], ["bias"]), node("Add", ["scores", "bias"], ["masked"])],
+        {},
+    ),
+    "minimum of what counts": (
+        [node("Sub", ["f1", "later"], ["before"]), node("Min", ["m3", "before"], ["on"]), node("Cast", ["on"], ["live"], to=9),
+         node("Where", ["live", "scores", "low"], ["masked"])],
+        {},
+    ),
+    "product of what counts": (
+        [node("Sub", ["f1", "later"], ["before"]), node("Mul", ["m3", "before"], ["on"]), node("Cast", ["on"], ["live"], to=9),
+         node("Where", ["live", "scores", "low"], ["masked"])],
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_causal_mask_is_joined_to_that_of_the_padding_and_needs_data_at_the_front(name: str) -> None:
+    nodes, weights = JOINED[name]
+    made = model([*CAUSAL, *nodes, *POOLED], ["y:float[b,s,4]"], F1 | LOW | {"k1": np.array(1)} | weights)
+    assert_safe(made)
+    session = Session(made, batching=batching())
+    call = inputs(2, 5)
+    call["mask"][1, 0] = 0
+    with pytest.raises(ValueError, match="a row of 'mask' starts with 0"):
+        session(call)
+
+
+def test_a_causal_mask_that_is_no_truth_value_does_not_hide_the_padding() -> None:
+    """Joined by a maximum, something that may be above the mask's number could stand there instead."""
+    nodes = [*CAUSAL, node("Mul", ["later", "two_f"], ["more"]), node("Max", ["hole", "more"], ["off"]),
+             node("Sub", ["f1", "off"], ["on"]), node("Cast", ["on"], ["live"], to=9),
+             node("Where", ["live", "scores", "low"], ["masked"]), *POOLED]  # fmt: skip
+    found = mixes(model(nodes, ["y:float[b,s,4]"], F1 | LOW | {"k1": np.array(1), "two_f": np.array(2, np.float32)}))
+    assert found[0].op_type == "Softmax"
 
 
 STEPS = ["relu", "dense", "mask", "softmax", "mean", "shift", "attend", "center", "cumsum", "turn", "total", "pool", "double"]

@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from transmuter_async.compiler.axes_kinds import kind_of, result_kind
+from transmuter_async.compiler.axes_spans import kind_of_dtype
 from transmuter_async.compiler.axes_values import (
     GARBAGE,
     JUDGES,
@@ -36,6 +38,7 @@ from transmuter_async.compiler.axes_values import (
     Atom,
     Axis,
     Dim,
+    Mask,
     Mixes,
     Mixing,
     Poison,
@@ -48,8 +51,9 @@ from transmuter_async.compiler.axes_values import (
     merged,
     plain,
     size_of,
+    within,
 )
-from transmuter_async.compiler.sizes import Bounds, Poly, Sizes, compute_sizes, poly
+from transmuter_async.compiler.sizes import Bounds, Poly, Sizes, compute_sizes, object_array, poly
 from transmuter_async.compiler.trace import Run, Scope, run_node
 from transmuter_async.errors import TransmuterError
 from transmuter_async.graph import Graph, Node, TensorType
@@ -57,11 +61,14 @@ from transmuter_async.operators import resolve
 
 __all__ = [
     "GARBAGE",
+    "JUDGES",
+    "LARGE",
     "WILD",
     "Atom",
     "Axis",
     "Dim",
     "Follower",
+    "Mask",
     "Mixes",
     "Mixing",
     "Rule",
@@ -75,6 +82,7 @@ __all__ = [
     "merged",
     "plain",
     "size_of",
+    "within",
 ]
 
 Rule = Callable[["Follower", Node, list[Any]], list[Any]]
@@ -91,9 +99,24 @@ class Follower:
         crossed: Whether something that may be a mask changes along two padded axes (a causal one): a row may then have no
             unmasked position, although its mask has.
         unmasked: Inputs of which each row must hold something else than padding for the proof; True: at its front.
+        lengths: Inputs of which no element may be above the size of a dimension for the proof.
+        along: The dimension whose state a rule is about to settle.
+        masks: Inputs whose padding has to be put back to a value before a node reads it, by output and axis.
+        born: Dimensions by the name of the integer, made inside of the graph, that is their size.
+        atmost: Names of integers of which none is above the size of such a dimension: it is their maximum.
+        unborn: Such dimensions that turned out not to be one, and why.
+        watched: Whether an alarm rings for NaN and infinity, those on padding included.
     """
 
-    def __init__(self, dims: Iterable[Dim] = (), rules: Mapping[tuple[str, str], Rule] | None = None) -> None:
+    def __init__(
+        self,
+        dims: Iterable[Dim] = (),
+        rules: Mapping[tuple[str, str], Rule] | None = None,
+        *,
+        born: Mapping[str, str] | None = None,
+        atmost: Mapping[str, str] | None = None,
+        watched: bool = False,
+    ) -> None:
         from transmuter_async.compiler.axes_control import CONTROL
         from transmuter_async.compiler.axes_index import INDEX
         from transmuter_async.compiler.axes_moves import MOVES
@@ -107,8 +130,15 @@ class Follower:
             **RULES, **NORMS, **PRODUCTS, **MOVES, **INDEX, **WINDOWS, **CONTROL, **(rules or {})
         }
         self.mixes: list[Mixes] = []
-        self.bounds = Bounds({dim.name: dim.largest for dim in self.dims.values()})
+        self.born = dict(born or {})
+        self.atmost = dict(atmost or {})
+        self.watched = watched
+        self.bounds = Bounds({dim.name: dim.largest for dim in self.dims.values()}, empty=self.dims if self.born else ())
+        self.masks: dict[tuple[str, int], Mask] = {}
+        self.unborn: dict[str, str] = {}
         self.unmasked: dict[str, bool] = {}
+        self.lengths: dict[str, str] = {}
+        self.along = ""
         self.undecided = False
         self.crossed = False
         self.values: dict[str, Any] = {}
@@ -144,9 +174,9 @@ class Follower:
             taint = None
             if found:
                 taint = Mixes(self._name(), self._op(), found[0], "computes with the size, which padding changes")
-            return Tensor(tuple(plain(n) for n in value.values.shape), taint=taint, fed=False)
+            return Tensor(tuple(plain(n) for n in value.values.shape), taint=taint, fed=False, kind=kind_of(value))
         if isinstance(value, np.ndarray):
-            return Tensor(tuple(plain(n) for n in value.shape), fed=False)
+            return Tensor(tuple(plain(n) for n in value.shape), fed=False, kind=kind_of(value))
         return Tensor(None)
 
     def ranked(self, value: Any) -> tuple[Axis, ...]:
@@ -186,6 +216,33 @@ class Follower:
             raise Mixing(str(atom.dim), "its mask is not made from an input, so that a row may be masked everywhere")
         for name in state.source:
             self.unmasked[name] = self.unmasked.get(name, False) or not state.flat
+
+    def mask(self, node: Node, dim: str, axis: int, rank: int, factor: Poly, fill: str) -> None:
+        """Ask for the padding of a node's first input to be put back to a value, by nodes before it.
+
+        Raises:
+            Mixing: The node is in a body, where none are put.
+        """
+        times = factor.constant()
+        if len(self.initializers) > 1 or times is None:
+            raise Mixing(dim, "its windows reach into the padding, which is only masked outside of bodies")
+        self.masks[node.outputs[0], axis] = Mask(node.name, node.op_type, node.outputs[0], axis, rank, dim, times, fill)
+
+    def bear(self, name: str, value: Any) -> Any:
+        """The size that bears a dimension, once it is made: from here on it is the padded one."""
+        label = self.born[name]
+        tensor = self.tensor(value)
+        if isinstance(value, Sizes) and value.symbols() & self.dims.keys() or tensor.taint is not None:
+            axis = tensor.taint.axis if tensor.taint is not None else label
+            raise Mixing(axis, f"the size {name!r} is computed from a size that padding changes")
+        if isinstance(value, np.ndarray):
+            self.unborn[label] = f"{name!r} is always {value.reshape(-1)[:4].tolist()}"
+        elif tensor.axes is None or len(tensor.axes) > 1 or not all(map(is_unit, tensor.axes)) or tensor.kind != "i":
+            self.unborn[label] = f"{name!r} is not known to be one integer"
+        else:
+            shape = (1,) * len(tensor.axes)
+            return Sizes(object_array([Poly.symbol(label)], shape))
+        return value
 
     def positions(self, node: Node, tensor: Tensor) -> Tensor:
         """The result of a NonZero of something that is not followed."""
@@ -264,11 +321,41 @@ class Follower:
             results = [POISON] * len(node.outputs) if error.result is None else error.result
         finally:
             self.node = before
-        for name, value in zip(node.outputs, results, strict=False):
+        for at, (name, value) in enumerate(zip(node.outputs, results, strict=False)):
             if name:
+                if isinstance(value, Tensor):
+                    value = replace(value, kind=result_kind(node, at, values, value.kind))
+                    if name in self.atmost and value.content is None:
+                        value = replace(value, content=("atmost", self.atmost[name], ""))
+                    self._hold_finite(node, value)
+                if name in self.born and not isinstance(value, Poison):
+                    value = self._born(node, name, value)
                 self.values[name] = value
                 if isinstance(value, Tensor) and (not value.fed or node.op_type in JUDGES) and self.varying(value) > 1:
                     self.crossed = True
+
+    def _born(self, node: Node, name: str, value: Any) -> Any:
+        try:
+            return self.bear(name, value)
+        except Mixing as error:
+            self.mixes.append(Mixes(node.name, node.op_type, error.axis, error.why))
+            return POISON
+
+    def _hold_finite(self, node: Node, value: Tensor) -> None:
+        """Where an alarm watches for NaN and infinity, padding must not ring it."""
+        if not self.watched:
+            return
+        for axis in value.axes or ():
+            for atom in axis:
+                if atom.dim is None or self.kind(atom.dim) == "batch" or atom.state.finite:
+                    continue
+                if atom.state.kind == "masked" and np.isfinite(atom.state.value) and not 3e4 < -atom.state.value <= 65504:
+                    if abs(atom.state.value) < 1e38:
+                        continue
+                why = "padding may make it NaN or infinite, which nonfinite= would take for an error of the data"
+                found = Mixes(node.name, node.op_type, atom.dim, why)
+                if found not in self.mixes:
+                    self.mixes.append(found)
 
     def _outputs(self, node: Node, values: list[Any], outer: list[Any]) -> list[Any]:
         if any(isinstance(value, Poison) for value in (*values, *outer)):
@@ -356,7 +443,7 @@ def _known(value: Any) -> bool:
 def declared(value_type: Any, names: Sequence[Poly | Atom | None], fresh: Callable[[str], Poly]) -> Tensor:
     """A graph input as a tensor: an atom or a size for each axis, None where the declared type tells."""
     if not isinstance(value_type, TensorType) or value_type.shape is None:
-        return Tensor(None)
+        return Tensor(None, kind=kind_of_dtype(value_type.dtype) if isinstance(value_type, TensorType) else "")
     axes: list[Axis] = []
     for dim, given in zip(value_type.shape, names, strict=True):
         if isinstance(given, Atom):
@@ -367,4 +454,4 @@ def declared(value_type: Any, names: Sequence[Poly | Atom | None], fresh: Callab
             axes.append(plain(dim))
         else:
             axes.append(plain(Poly.symbol(dim) if isinstance(dim, str) else fresh("input")))
-    return Tensor(tuple(axes))
+    return Tensor(tuple(axes), kind=kind_of_dtype(value_type.dtype))

@@ -55,6 +55,9 @@ def judge_index(follower: Follower, index: Tensor, value: Any, axis: Axis) -> No
             if atom.dim is None or atom.dim in follower.rows_only:
                 continue
             state = atom.state
+            low, high = state.span
+            if state.finite and size is not None and -size <= low and high < size:
+                continue
             if state.kind != "constant":
                 raise Mixing(atom.dim, "looks up indices that padding computes, which may be out of range")
             if size is not None and not -size <= int(state.value) < size:

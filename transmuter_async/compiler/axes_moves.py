@@ -29,6 +29,7 @@ from transmuter_async.compiler.axes_rules import (
     attribute,
     axes_of,
     joined,
+    loosened,
     shape_key,
     taint_of,
     unsure,
@@ -57,7 +58,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def keep(tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
     """The tensor with other axes, elements and what they mean unchanged."""
-    content = tensor.content if tensor.content is not None and tensor.content[0] == "iota" else None
+    content = tensor.content if tensor.content is not None and tensor.content[0] in ("iota", "atmost", "number") else None
     return replace(tensor, axes=tuple(axes), content=content)
 
 
@@ -512,5 +513,5 @@ def triangle(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
         raise Mixing(batch, "depends on a row's place in the batch")
     if len(values) > 1 and values[1] is not None and not isinstance(values[1], np.ndarray) and tensor.dims:
         raise Mixing(min(tensor.dims), "its diagonal depends on sizes")
-    out = [axis if i < len(axes) - 2 else unsure(axis) for i, axis in enumerate(axes)]
-    return [replace(tensor, axes=tuple(unsure(axis) for axis in out))]
+    out = [tuple(a if a.dim is None else Atom(a.size, a.dim, loosened(a.state, 0.0)) for a in axis) for axis in axes]
+    return [replace(tensor, axes=tuple(out))]

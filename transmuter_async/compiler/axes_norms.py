@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from transmuter_async.compiler.axes import (
     GARBAGE,
     WILD,
+    Atom,
     Axis,
     Follower,
     Mixing,
@@ -21,6 +23,8 @@ from transmuter_async.compiler.axes import (
     constant,
     labels,
     plain,
+    size_of,
+    within,
 )
 from transmuter_async.compiler.axes_rules import attribute, axes_of, blurred, combined, product_state, taint_of
 from transmuter_async.graph import Node
@@ -87,11 +91,34 @@ def reduction(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
             reduced(follower, axis, node.op_type)
             if attribute(node, "keepdims", 1):
                 out.append(plain(1))
-        elif node.op_type in ("ReduceSum", "ReduceMax", "ReduceMean", "ReduceMin"):
-            out.append(tuple(a if a.dim is None else replace(a, state=_reduced_state(a.state)) for a in axis))
         else:
-            out.append(blurred(axis))
+            out.append(_after(follower, axis, node.op_type, tensor.kind))
     return [Tensor(tuple(out), None, tensor.taint, tensor.fed)]
+
+
+def _after(follower: Follower, axis: Axis, op: str, kind: str = "") -> Axis:
+    """An axis that a reduction keeps. An integer sum may wrap, so bounds are kept for floats only."""
+    atoms = []
+    for atom in axis:
+        if atom.dim is None:
+            atoms.append(atom)
+            continue
+        state = _reduced_state(atom.state)
+        low = atom.state.low if atom.state.kind == "garbage" else atom.state.span[0]
+        real = kind == "f" and atom.state.finite
+        if op == "ReduceProd":
+            state = GARBAGE if atom.state.finite else WILD
+        elif op == "ReduceLogSum":
+            state = GARBAGE if low > 0 and real or follower.kind(atom.dim) == "batch" else WILD
+        elif op in ("ReduceL1", "ReduceL2", "ReduceSumSquare"):
+            state = within((0.0, math.inf)) if real else state
+        elif op == "ReduceLogSumExp":
+            state = GARBAGE if atom.state.finite else WILD
+        elif real and state.kind == "garbage":
+            low, high = atom.state.span
+            state = within((0.0 if low >= 0 else -math.inf, math.inf) if op == "ReduceSum" else (low, high))
+        atoms.append(replace(atom, state=state))
+    return tuple(atoms)
 
 
 def _reduced_state(state: State) -> State:
@@ -112,9 +139,14 @@ def arg_reduction(follower: Follower, node: Node, values: list[Any]) -> list[Any
     tensor = follower.as_data(follower.tensor(values[0]))
     axes = follower.ranked(tensor)
     at = int(attribute(node, "axis", 0)) % len(axes)
+    if labels([axes[at]]) and attribute(node, "select_last_index", 0):
+        raise Mixing(min(labels([axes[at]])), "takes the last of equal elements, which may be padding")
     reduced(follower, axes[at], node.op_type)
     keep = [plain(1)] if attribute(node, "keepdims", 1) else []
-    out = [*map(blurred, axes[:at]), *keep, *map(blurred, axes[at + 1 :])]
+    count = size_of(axes[at]).constant()
+    found = GARBAGE if count is None or labels([axes[at]]) else within((0.0, float(count - 1)))
+    out = [tuple(a if a.dim is None else Atom(a.size, a.dim, found) for a in axis) for axis in axes]
+    out[at : at + 1] = keep
     return [Tensor(tuple(out), None, tensor.taint, tensor.fed)]
 
 
@@ -128,7 +160,7 @@ def softmax(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     out: list[Axis] = []
     for index, axis in enumerate(axes):
         if index not in over:
-            out.append(tuple(a if a.dim is None else replace(a, state=_all_alike(a.state)) for a in axis))
+            out.append(tuple(a if a.dim is None else replace(a, state=_all_alike(a.state, node.op_type)) for a in axis))
             continue
         batch = follower.batch([axis])
         if batch is not None:
@@ -149,11 +181,11 @@ def softmax(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     return [Tensor(tuple(out), None, tensor.taint, tensor.fed)]
 
 
-def _all_alike(state: State) -> State:
+def _all_alike(state: State, op: str) -> State:
     """Beyond the length of another axis than the one normalised over: a row of all -inf gives NaN."""
-    if state.kind in ("constant", "masked"):
-        return GARBAGE if np.isfinite(state.value) else WILD
-    return state
+    if not np.isfinite(state.value) if state.kind in ("constant", "masked") else state.kind == "wild":
+        return WILD
+    return GARBAGE if op == "LogSoftmax" else within((0.0, 1.0))
 
 
 @rule("LayerNormalization", "RMSNormalization")
@@ -168,7 +200,7 @@ def layer_normalization(follower: Follower, node: Node, values: list[Any]) -> li
     for other in tensors[1:]:
         if other.dims:
             raise Undecided("scale or bias carry a followed axis")
-    out = tuple(map(blurred, axes))
+    out = tuple(map(blurred if attribute(node, "epsilon", 1e-5) > 0 else _wild, axes))
     taint, fed = taint_of(*tensors), tensors[0].fed
     statistics = Tensor((*out[:at], *[plain(1)] * (len(axes) - at)), None, taint, fed)
     return [Tensor(out, None, taint, fed), statistics, statistics][: max(1, len(node.outputs))]
@@ -224,7 +256,13 @@ def axis_normalization(follower: Follower, node: Node, values: list[Any]) -> lis
     for at in chosen:
         if labels([axes[at]]):
             raise Mixing(min(labels([axes[at]])), "normalises over it")
-    return [Tensor(tuple(map(blurred, axes)), None, tensor.taint, tensor.fed)]
+    out = tuple(map(blurred if many else _wild, axes))  # the norm of a row of zeros is zero
+    return [Tensor(out, None, tensor.taint, tensor.fed)]
+
+
+def _wild(axis: Axis) -> Axis:
+    """The axis after a division by what padding may make zero."""
+    return tuple(a if a.dim is None else Atom(a.size, a.dim, WILD) for a in axis)
 
 
 @rule("CumSum")
@@ -240,9 +278,5 @@ def cumulative_sum(follower: Follower, node: Node, values: list[Any]) -> list[An
         raise Mixing(batch, "sums over the rows of the batch")
     if labels([axes[at]]) and (attribute(node, "reverse", 0) or len(axes[at]) > 1):
         raise Mixing(min(labels([axes[at]])), "sums from the end, so through the padding")
-    out = [blurred(axis) if index == at else _summed(axis) for index, axis in enumerate(axes)]
+    out = [blurred(axis) if index == at else _after(follower, axis, "ReduceSum") for index, axis in enumerate(axes)]
     return [Tensor(tuple(out), None, tensor.taint, tensor.fed)]
-
-
-def _summed(axis: Axis) -> Axis:
-    return tuple(a if a.dim is None else replace(a, state=_reduced_state(a.state)) for a in axis)

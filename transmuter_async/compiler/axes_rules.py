@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from transmuter_async.compiler.axes import (
     GARBAGE,
     JUDGES,
+    LARGE,
     WILD,
     Atom,
     Axis,
@@ -26,11 +28,22 @@ from transmuter_async.compiler.axes import (
     labels,
     plain,
     size_of,
+    within,
+)
+from transmuter_async.compiler.axes_spans import (
+    EVERYTHING,
+    Span,
+    hull,
+    kind_of_dtype,
+    may_be_zero,
+    span_after,
+    span_of_array,
+    undefined,
 )
 from transmuter_async.compiler.sizes import Poly
-from transmuter_async.graph import Node
+from transmuter_async.graph import Node, dtype_of
 
-__all__ = ["RULES", "aligned", "attribute", "axes_of", "blurred", "combined", "joined", "product_state", "shape_key", "taint_of", "unsure"]
+__all__ = ["RULES", "aligned", "attribute", "axes_of", "blurred", "combined", "joined", "loosened", "product_state", "shape_key", "taint_of", "unsure"]
 
 RULES: dict[tuple[str, str], Rule] = {}
 
@@ -123,6 +136,7 @@ def combined(
             if atom.dim is None:
                 atoms.append(atom)
                 continue
+            follower.along = atom.dim
             carried = [h[at] for h in held if h is not None and not is_unit(h)]
             states = [None if h is None or is_unit(h) else h[at].state for h in held]
             atoms.append(replace(atom, state=combine(states), level=all(a.level for a in carried)))
@@ -145,12 +159,24 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     if node.op_type == "Where" and originals[0].content is not None and originals[0].content[0] == "isnan":
         guarded = originals[0].content[1] == node.inputs[2]
 
+    kinds = [tensor.kind for tensor in tensors]
+    ranges = [_range(value) for value in given]
+    same = len(node.inputs) > 1 and node.inputs[0] == node.inputs[1]
+    judged = _against_length(follower, node, originals)
+
     def combine(states: list[State | None]) -> State:
+        if judged is not None and follower.along == judged[0]:
+            return judged[1]
         seen = [constant(s) if s is not None else state for state, s in zip(states, scalars, strict=True)]
+        spans = [r if s is None else s.span for s, r in zip(seen, ranges, strict=True)]
         made = _combine(follower, node, seen, optional, guarded=bool(guarded))
-        if made.kind not in ("constant", "masked"):
+        if made.kind == "garbage":
+            made = _defined(follower, node, states, spans, kinds)
+            if made.kind == "garbage":
+                made = _settled(node, seen, spans) or within(span_after(node, spans, kinds, same))
+        if not _tells(made):
             return made
-        marked = [(s, t) for s, t in zip(states, tensors, strict=True) if s is not None and s.kind in ("constant", "masked")]
+        marked = [(s, t) for s, t in zip(states, tensors, strict=True) if s is not None and _tells(s)]
         flat = all(s.flat and (s.kind == "masked" or follower.varying(t) <= 1) for s, t in marked)
         return replace(made, source=frozenset().union(*(s.source for s, _ in marked)), flat=flat)
 
@@ -159,6 +185,8 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     taint = taint_of(*tensors)
     if node.op_type == "Identity" or (node.op_type == "Cast" and originals[0].content and originals[0].content[0] != "isnan"):
         content, taint = originals[0].content, originals[0].taint
+        if content is not None and content[0] in ("atmost", "number") and _narrows(node):
+            content = None
     elif node.op_type == "IsNaN":
         content = ("isnan", node.inputs[0])
     elif node.op_type == "GreaterOrEqual" and originals[0].content is not None and originals[0].content[0] == "iota":
@@ -167,6 +195,78 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
             axes = tuple(tuple(a if a.dim is None else replace(a, state=true, level=True) for a in axis) for axis in axes)
             taint = None
     return [Tensor(axes, content, taint, any(tensor.fed for tensor in tensors))]
+
+
+def _tells(state: State) -> bool:
+    """Whether a state may be that of a mask: a number, or anything between two."""
+    return state.kind in ("constant", "masked") or (
+        state.kind == "garbage" and math.isfinite(state.low) and math.isfinite(state.high)
+    )
+
+
+def _narrows(node: Node) -> bool:
+    """Whether a cast may change the order of integers: those of fewer than 32 bits wrap."""
+    if node.op_type != "Cast":
+        return False
+    to = dtype_of(int(attribute(node, "to", 1)))
+    return kind_of_dtype(to) != "f" and to.itemsize < 4
+
+
+def _range(value: Any) -> Span:
+    """Between which bounds data lies: known for small weights only."""
+    return span_of_array(value) if isinstance(value, np.ndarray) and value.size <= LARGE else EVERYTHING
+
+
+def _defined(
+    follower: Follower, node: Node, states: list[State | None], spans: list[Span], kinds: list[str]
+) -> State:
+    """Wild where the operator may leave its domain on padding; refused where it would raise there."""
+    if follower.kind(follower.along) == "batch" or not undefined(node, spans, kinds):
+        return GARBAGE  # spare rows repeat a true one
+    divides = node.op_type in ("Div", "Mod") and len(states) == 2 and states[1] is not None
+    if divides and kinds[1] != "f":
+        raise Mixing(
+            follower.along,
+            "divides integers by what stands on the padding, which may be zero, and that is an error; pad the divisor "
+            "with another value: Batching(pad=...)",
+        )
+    return WILD
+
+
+def _settled(node: Node, states: list[State | None], spans: list[Span]) -> State | None:
+    """Max and Min with a known number that no other operand can pass: a mask joined to another one."""
+    if node.op_type not in ("Max", "Min"):
+        return None
+    sign = 1 if node.op_type == "Max" else -1
+    known = [state for state in states if state is not None and state.kind == "constant"]
+    for state in known:
+        bound = state.span[0] * sign
+        if all(max(low * sign, high * sign) <= bound for low, high in spans):
+            return state
+    return None
+
+
+def _against_length(follower: Follower, node: Node, originals: list[Tensor]) -> tuple[str, State] | None:
+    """An index compared with lengths of which none is above the dimension: known beyond it."""
+    if len(originals) != 2:
+        return None
+    contents = [tensor.content or ("",) for tensor in originals]
+    for at, (content, other) in enumerate((contents, contents[::-1])):
+        if content[0] != "iota" or follower.kind(content[1]) == "batch":
+            continue
+        if other[0] == "number" and content[1] not in follower.born.values() and follower.lengths.get(other[1], content[1]) == content[1]:
+            other = ("atmost", content[1], other[1])
+        if other[0] == "atmost" and content[1] == other[1]:
+            # index >= size >= length
+            truth = {"Less": (False, None), "GreaterOrEqual": (True, None), "Greater": (None, False), "LessOrEqual": (None, True)}
+            known = truth.get(node.op_type, (None, None))[at]
+            if known is None:
+                return None
+            source = frozenset({other[2]}) if other[2] else frozenset()
+            if other[2]:
+                follower.lengths[other[2]] = content[1]
+            return content[1], replace(constant(np.bool_(known)), source=source)
+    return None
 
 
 def _combine(
@@ -197,6 +297,8 @@ def _combine(
                 if state.kind == "masked" and sign < 0:
                     return WILD if not np.isfinite(state.value) else GARBAGE
                 total += sign * float(np.asarray(state.value, np.float64))
+            elif state is not None and _tells(state):  # the highest that it may be
+                total += min(0.0, sign * (state.high if sign > 0 else state.low))
         if total <= -1000.0:
             return State("masked", np.float64(total))
         if not np.isfinite(total):
@@ -205,9 +307,9 @@ def _combine(
     if op == "Exp" and held and held[0].kind == "masked" and held[0].hidden():
         return constant(np.float32(0))
     if op == "Div" and len(states) == 2:
-        if states[1] is not None and (states[1].is_constant(0) or states[1].kind == "wild"):
+        if states[1] is not None and states[1].kind == "wild":
             return WILD
-        if states[0] is not None and states[0].is_constant(0) and (states[1] is None or states[1].kind == "constant"):
+        if states[0] is not None and states[0].is_constant(0) and (states[1] is None or not may_be_zero(states[1].span)):
             return states[0]
     if op in _TRUTHS or (op == "Cast" and int(attribute(node, "to", 1)) == 9):
         return GARBAGE
@@ -242,7 +344,7 @@ def joined(states: Sequence[State]) -> State:
     if all(s.kind == first.kind and _same(s.value, first.value) for s in states):
         source = frozenset().union(*(s.source for s in states))
         return replace(first, source=source, flat=all(s.flat for s in states))
-    return GARBAGE if all(s.finite for s in states) else WILD
+    return within(hull([s.span for s in states])) if all(s.finite for s in states) else WILD
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -266,4 +368,11 @@ def blurred(axis: Axis) -> Axis:
 
 def unsure(axis: Axis) -> Axis:
     """A constant padding may be joined by others: only 0 in 0 stays, which is not known here."""
-    return tuple(a if a.dim is None else Atom(a.size, a.dim, GARBAGE if a.state.finite else a.state) for a in axis)
+    return tuple(a if a.dim is None else Atom(a.size, a.dim, loosened(a.state)) for a in axis)
+
+
+def loosened(state: State, *others: float) -> State:
+    """The state where other known numbers may stand beside it."""
+    if not state.finite:
+        return state
+    return within(hull([state.span, *((other, other) for other in others)])) if others else GARBAGE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from transmuter_async.compiler.axes_spans import EVERYTHING, Span
 from transmuter_async.compiler.sizes import ONE, Poly, poly
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Atom",
     "Axis",
     "Dim",
+    "Mask",
     "Mixes",
     "Mixing",
     "Poison",
@@ -32,6 +35,7 @@ __all__ = [
     "merged",
     "plain",
     "size_of",
+    "within",
 ]
 
 LARGE = 1 << 16
@@ -56,6 +60,30 @@ class Mixes:
 
     def __str__(self) -> str:
         return f"{self.op_type} {self.node!r} ({self.axis}): {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Padding that has to be put back to a value before a node reads it.
+
+    Attributes:
+        node: Name of the node.
+        op_type: Its operator.
+        output: Its first output, which tells it.
+        axis: Of its first input, which has `rank` axes.
+        dim: The padded dimension.
+        factor: Elements of the axis for each of the dimension.
+        fill: "" for zero, "-inf", or the name of a value of one element.
+    """
+
+    node: str
+    op_type: str
+    output: str
+    axis: int
+    rank: int
+    dim: str
+    factor: int
+    fill: str
 
 
 class Mixing(Exception):
@@ -84,14 +112,25 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class State:
     """What stands beyond the true length: `kind` is "constant", "masked" (at most `value` plus a finite score),
-    "garbage" or "wild". All but wild hold wherever no wild axis is beyond its own length as well. `source` names the
-    inputs whose padding it comes from; `flat`: the mask behind it changes along no other padded axis.
+    "garbage" (finite, from `low` to `high`) or "wild" (it may be NaN or infinite). All but wild hold wherever no wild axis
+    is beyond its own length as well. `source` names the inputs whose padding it comes from; `flat`: the mask behind it
+    changes along no other padded axis.
     """
 
     kind: str
     value: Any = None
     source: frozenset[str] = frozenset()
     flat: bool = True
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def span(self) -> Span:
+        """The interval that its elements lie in."""
+        if self.kind == "constant":
+            value = float(np.asarray(self.value).astype(np.float64))
+            return EVERYTHING if math.isnan(value) else (value, value)
+        return self.low, self.high
 
     @property
     def finite(self) -> bool:
@@ -116,6 +155,13 @@ JUDGES = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
 """Operators whose results may be masks although they depend on inputs."""
 
 GARBAGE = State("garbage")
+
+
+def within(span: Span) -> State:
+    """The state of something finite between bounds."""
+    return State("garbage", low=span[0], high=span[1])
+
+
 WILD = State("wild")
 
 
@@ -144,15 +190,19 @@ class Tensor:
     Attributes:
         axes: None where not even the rank is known; such a value carries no followed dimension.
         content: `("iota", dim)`: the index along the dimension; `("columns", dims)`: such along the last axis, one for
-            each column; `("isnan", name)`: IsNaN of a value; `("selected", number, flipped)`: positions from a NonZero.
+            each column; `("isnan", name)`: IsNaN of a value; `("selected", number, flipped)`: positions from a NonZero;
+            `("atmost", dim, input)`: integers of which none is above the dimension's size (`input` empty: by the way it
+            was made; else an input's, where a call has to show it).
         taint: Where it took in a padded size or a row's place.
         fed: Whether it depends on what the caller gives, not on sizes and weights alone.
+        kind: Of its dtype: "f", "i", "b", or "" where it is something else or not known.
     """
 
     axes: tuple[Axis, ...] | None
     content: tuple[Any, ...] | None = None
     taint: Mixes | None = None
     fed: bool = True
+    kind: str = ""
 
     @property
     def dims(self) -> frozenset[str]:

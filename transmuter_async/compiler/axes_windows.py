@@ -8,7 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from transmuter_async.compiler.axes import Axis, Follower, Mixing, Rule, Tensor, Undecided, labels, plain, size_of
+from transmuter_async.compiler.axes import (
+    GARBAGE,
+    WILD,
+    Atom,
+    Axis,
+    Follower,
+    Mixing,
+    Rule,
+    Tensor,
+    Undecided,
+    labels,
+    merged,
+    plain,
+    size_of,
+)
 from transmuter_async.compiler.axes_rules import attribute, blurred, shape_key, taint_of
 from transmuter_async.compiler.sizes import Poly, poly
 from transmuter_async.graph import Node
@@ -34,17 +48,18 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 @rule("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool")
 def windows(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
-    """Windows over the axes from the third on."""
+    """Windows over the axes from the third on. Padding that they read is put back to what stands beyond the edge."""
     tensor = follower.as_data(follower.tensor(values[0]))
     others = [follower.as_data(follower.tensor(v)) for v in values[1:] if v is not None]
     axes = follower.ranked(tensor)
     for other in others:
         if other.dims:
             raise Mixing(min(other.dims), "its filter or scale depends on it")
-    if labels(axes[1:]):
-        name = min(labels(axes[1:]))
-        what = "its windows read rows of the batch" if follower.kind(name) == "batch" else "its windows reach into the padding"
-        raise Mixing(name, what)
+    batch = follower.batch(axes[1:])
+    if batch is not None:
+        raise Mixing(batch, "its windows read rows of the batch")
+    if labels([axes[1]]):
+        raise Mixing(min(labels([axes[1]])), "sums over it: it is the axis of the channels")
     at = 3 if node.op_type == "QLinearConv" else 1
     convolution = "Pool" not in node.op_type
     filters = follower.ranked(values[at]) if convolution else ()
@@ -56,9 +71,86 @@ def windows(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     kernel = attribute(node, "kernel_shape", None)
     if kernel is None:
         kernel = [size_of(axis).constant() for axis in filters[2:]]
-    spatial = [_window(follower, node, size_of(axis), index, kernel) for index, axis in enumerate(axes[2:])]
+    spatial, masks = [], []
+    for index, axis in enumerate(axes[2:]):
+        if not labels([axis]):
+            spatial.append(_window(follower, node, size_of(axis), index, kernel))
+            continue
+        new, reads = _along(node, axis, index, kernel)
+        state = blurred(axis)[0].state
+        if reads:
+            masks.append((axis[0], index + 2, size_of(axis[1:]) if len(axis) > 1 else poly(1)))
+            state = WILD if node.op_type == "MaxPool" else GARBAGE  # a window that sees nothing gives -inf
+        spatial.append((Atom(new[0].size, new[0].dim, state), *new[1:]))
+    for atom, place, factor in masks:
+        fill = _fill(follower, node, values, str(atom.dim), tensor.kind)
+        if fill or not atom.state.is_constant(0):
+            follower.mask(node, str(atom.dim), place, len(axes), factor, fill)
     out = Tensor((blurred(axes[0]), channels, *spatial), None, taint_of(tensor, *others), tensor.fed)
     return [out] * max(1, len(node.outputs))
+
+
+def _fill(follower: Follower, node: Node, values: list[Any], dim: str, kind: str) -> str:
+    """What stands beyond the edge: "" for zero, "-inf", or the name of a zero point."""
+    if node.op_type == "MaxPool":
+        if kind != "f":
+            raise Mixing(dim, "its windows reach into the padding, and what integers count least is not known")
+        return "-inf"
+    if node.op_type in ("QLinearConv", "ConvInteger") and len(values) > 2 and values[2] is not None:
+        if any(size_of(axis) != poly(1) for axis in follower.ranked(values[2])):
+            raise Mixing(dim, "its windows reach into the padding, and its zero point is not one number")
+        return node.inputs[2]
+    return ""
+
+
+def _along(node: Node, axis: Axis, at: int, kernel: Sequence[int | None]) -> tuple[Axis, bool]:
+    """The axis after windows along a followed one, and whether those of the data read beyond its end.
+
+    The padding stands behind the data where the followed dimension is the outermost factor. The windows of the data are
+    the first ones where the number of windows is a fixed multiple of the length, whatever the length.
+    """
+    dim = min(labels([axis]))
+    factor = size_of(axis[1:]).constant() if len(axis) > 1 else 1
+    if axis[0].dim is None or len(labels([axis])) > 1 or labels([axis[1:]]) or factor is None:
+        raise Mixing(dim, "its windows run over an axis in which the padding does not stand at the end")
+    count, width = len(kernel), kernel[at]
+    if width is None:
+        raise Mixing(dim, "how wide its windows are is not known")
+    stride = int(attribute(node, "strides", (1,) * count)[at])
+    reach = int(attribute(node, "dilations", (1,) * count)[at]) * (width - 1)
+    pads = attribute(node, "pads", (0,) * (2 * count))
+    auto = attribute(node, "auto_pad", "NOTSET")
+    before, after = (int(pads[at]), int(pads[at + count])) if auto == "NOTSET" else (0, 0)
+    if node.op_type == "ConvTranspose":
+        extra = int(attribute(node, "output_padding", (0,) * count)[at])
+        if attribute(node, "output_shape", None) is not None:
+            raise Mixing(dim, "its output has a fixed length")
+        if auto.startswith("SAME"):
+            before = max(0, reach + 1 + extra - stride)  # at most
+        elif reach + 1 + extra - before - after != stride:
+            raise Mixing(dim, f"makes of n elements not n times {stride} (pads {before} and {after}, width {reach + 1})")
+        return _resized(axis, factor * stride), before > 0
+    missing = reach + 1 - before - after  # how far the windows stay behind the elements
+    if auto.startswith("SAME"):
+        total = max(0, reach + 1 - stride)
+        before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+        missing = reach + 1 - total
+    if factor % stride or not 0 < missing <= stride or attribute(node, "ceil_mode", 0):
+        raise Mixing(
+            dim,
+            f"its windows change the length to something else than a multiple of it (stride {stride}, pads {before} and "
+            f"{after}, width {reach + 1})",
+        )
+    reads = reach - before > stride - 1
+    if reads and node.op_type == "AveragePool" and not attribute(node, "count_include_pad", 0):
+        raise Mixing(dim, "divides by how many elements a window holds, and padding would count")
+    if node.op_type == "MaxPool" and len(node.outputs) > 1 and node.outputs[1]:
+        raise Mixing(dim, "its indices count along the padded axis")
+    return _resized(axis, factor // stride), reads
+
+
+def _resized(axis: Axis, factor: int) -> Axis:
+    return merged([axis[0], *plain(factor)])
 
 
 def _window(follower: Follower, node: Node, size: Poly, at: int, kernel: Sequence[int | None]) -> Axis:

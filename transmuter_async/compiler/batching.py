@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from transmuter_async.compiler.axes import Atom, Axis, Dim, Follower, Mixes, Tensor, constant, declared, labels
-from transmuter_async.compiler.sizes import Poly, Sizes
+from transmuter_async.compiler.axes import Atom, Axis, Dim, Follower, Mask, Mixes, Tensor, constant, declared, labels
+from transmuter_async.compiler.axes_rewrite import Born, find_born, lengths_below, rewrite, size_name, true_name
+from transmuter_async.compiler.sizes import Poly, Sizes, object_array
 from transmuter_async.errors import BatchingRefused, InputError
 from transmuter_async.graph import Graph, TensorType, Value, aligned_empty
 
@@ -34,7 +35,8 @@ KEPT = 256
 class Batching:
     """Which dimension is the batch, which may be padded to which sizes, with what, and which input masks the padding.
 
-    Dimensions are named as the graph's inputs name them; one without a name is called "INPUT:AXIS".
+    Dimensions are named as the graph's inputs name them; one without a name is called "INPUT:AXIS". One that arises inside
+    of the graph has the name of the integer that is its size (a count, the limit of a Range), or of the Range's output.
 
     Attributes:
         batch: The batch dimension's name, or its axis by input: `{"input": 0, "state": 1}` (then called "batch").
@@ -85,13 +87,20 @@ class Proof:
         mixes: Operators that mix rows or read padding; empty: outputs cut to their true length are right.
         undecided: Whether it depends on sizes that only a call knows.
         unmasked: Inputs of which each row must hold something else than padding somewhere; True: at its front.
-        outputs: For each output its axes as `(dimension, size)` factors; None where nothing is followed.
+        outputs: For each output its axes as `(dimension, size)` factors; empty where no followed dimension is in it, None
+            where it could not be followed.
+        lengths: Inputs of which no element may be above the size of a dimension.
+        masks: Padding that has to be put back to a value before a node reads it.
+        unborn: Dimensions that are none, and why.
     """
 
     mixes: tuple[Mixes, ...]
     undecided: bool
     unmasked: Mapping[str, bool]
     outputs: Mapping[str, tuple[tuple[tuple[str | None, Poly], ...], ...] | None]
+    lengths: Mapping[str, str] = field(default_factory=dict)
+    masks: tuple[Mask, ...] = ()
+    unborn: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -102,7 +111,11 @@ class Plan:
         batching: As asked for.
         dims: The followed dimensions.
         places: For each input, the followed dimension by axis.
+        born: Those of which the size is an integer of the graph.
         mixes: Operators that mix although `allow_mixing` insists.
+        padded_graph: The graph that runs: beside its own nodes it has those that bring sizes to buckets and put padding
+            back before windows. None: it needs none.
+        watched: Whether an alarm rings for NaN and infinity.
     """
 
     graph: Graph
@@ -111,6 +124,9 @@ class Plan:
     places: Mapping[str, Mapping[int, str]]
     proof: Proof
     mixes: tuple[Mixes, ...] = ()
+    born: tuple[Born, ...] = ()
+    padded_graph: Graph | None = None
+    watched: bool = False
     _proofs: dict[Any, Proof] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -127,6 +143,9 @@ class Plan:
         if self.batch is not None:
             rows += " are independent." if not self.mixes else " are mixed."
         sure = "proved at each call's sizes" if self.proof.undecided else "not safe" if self.mixes else "proved safe"
+        masked = sorted({mask.node for mask in self.proof.masks})
+        if masked:
+            rows += f" Padding is put back to zero before {len(masked)} nodes whose windows reach into it."
         return (f"Padded: {'; '.join(parts)} ({sure})." if parts else f"Nothing is padded ({sure}).") + rows
 
     def sizes(self, inputs: Mapping[str, Any], *, split: bool = False) -> dict[str, int]:
@@ -151,23 +170,50 @@ class Plan:
                     raise InputError(
                         f"inputs disagree on {dim!r}: {known[1]!r} has {known[0]}, {name!r} has {size} on axis {at}"
                     )
+        for each in self.born:
+            if each.given and each.tensor in inputs:
+                found[each.dim] = (int(np.asarray(inputs[each.tensor]).reshape(-1)[0]), each.tensor)
         buckets = dict(self.batching.buckets)
         for dim, (size, name) in found.items():
             if dim in buckets and size > buckets[dim][-1] and not (split and dim == self.batch):
                 raise InputError(
-                    f"{name!r} has {size} along {dim!r}, more than the largest bucket {buckets[dim][-1]}; "
+                    f"{name!r} {'is' if self._is_given(dim) else 'has'} {size} along {dim!r}, more than the largest bucket {buckets[dim][-1]}; "
                     f"send less at once, or add a bucket: Batching(buckets={{{dim!r}: [..., {size}]}})"
                 )
         return {dim: size for dim, (size, _) in found.items()}
 
     def targets(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The size that each followed dimension is padded to. An empty dimension makes all stay as they are."""
-        if any(size == 0 for size in sizes.values()):
-            return dict(sizes)
+        """The size that rows of several calls may be brought to, for each dimension.
+
+        An empty dimension makes all stay as they are. So does one whose true size the program has to know: only `pad` brings
+        it to a bucket, and rows that share a call must have the same.
+        """
         buckets = dict(self.batching.buckets)
+        if any(size <= 0 for size in sizes.values()):
+            return dict(sizes)
         return {
-            dim: next((b for b in buckets.get(dim, ()) if b >= size), size) for dim, size in sizes.items()
+            dim: size if dim in self._own else next((b for b in buckets.get(dim, ()) if b >= size), size)
+            for dim, size in sizes.items()
         }
+
+    @property
+    def _own(self) -> frozenset[str]:
+        """Dimensions whose true size the program reads."""
+        return frozenset(mask.dim for mask in self.proof.masks) | {each.dim for each in self.born}
+
+    def _programs(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The size that each followed dimension has in the program that runs."""
+        buckets, targets = dict(self.batching.buckets), self.targets(sizes)
+        if any(size <= 0 for size in sizes.values()):
+            return targets
+        for dim in self._own & targets.keys():
+            targets[dim] = next((b for b in buckets.get(dim, ()) if b >= sizes[dim]), sizes[dim])
+        return targets
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Values of the padded graph that are needed when its outputs are cut: the true sizes that it made."""
+        return frozenset(true_name(each.tensor) for each in self.born if not each.given)
 
     def pad(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Cut | None]:
         """A call's inputs padded to their buckets, and how to cut its outputs (None: nothing was padded).
@@ -177,23 +223,50 @@ class Plan:
             BatchingRefused: At these sizes the graph mixes; which it does only now became clear.
         """
         sizes = self.sizes(inputs)
-        targets = self.targets(sizes)
-        if sizes == targets:
-            return dict(inputs), None
-        proof = self.settled(inputs)
-        padded = dict(inputs)
+        targets = self._programs(sizes)
+        made = tuple((each.dim, each.tensor) for each in self.born if not each.given)
+        if not self._lengths_fit(self.proof, inputs, sizes):
+            targets = dict(sizes)  # they speak of more than there is: nothing is padded
+        if sizes == targets and not made:
+            return self._with_sizes(dict(inputs), sizes, targets), None
+        proof = self._settled(inputs) if sizes == targets else self.settled(inputs)
+        padded = self._with_sizes(dict(inputs), sizes, targets)
         for name, places in self.places.items():
             value = inputs.get(name)
             if value is not None:
                 grown = {at: targets[dim] for at, dim in places.items()}
                 rows = next((at for at, dim in places.items() if dim == self.batch), None)
                 padded[name] = _padded(value, grown, self.fill(name), rows)
-        return padded, Cut(proof, sizes, targets)
+        buckets = dict(self.batching.buckets)
+        return padded, Cut(proof, sizes, targets, made=tuple((*each, buckets[each[0]]) for each in made))
+
+    def _with_sizes(self, values: dict[str, Any], sizes: Mapping[str, int], targets: Mapping[str, int]) -> dict[str, Any]:
+        """What the padded graph reads beside its inputs: true sizes of dimensions. Sizes that the caller gives are padded."""
+        given = {each.dim: each.tensor for each in self.born if each.given}
+        for dim in {mask.dim for mask in self.proof.masks} & sizes.keys():
+            values[true_name(given[dim]) if dim in given else size_name(dim)] = np.asarray(sizes[dim], np.int64)
+        for dim in given.keys() & sizes.keys():
+            held = np.asarray(values[given[dim]])
+            values[given[dim]] = np.full(held.shape, targets[dim], held.dtype)
+        return values
+
+    def _is_given(self, name: str) -> bool:
+        """Whether a dimension's size is an input; `name` is that of the dimension or of the input."""
+        return any(each.given and name in (each.dim, each.tensor) for each in self.born)
+
+    def _lengths_fit(self, proof: Proof, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+        """Whether lengths that the caller gives stay within the dimensions that they speak of."""
+        return all(
+            dim in sizes and bool((np.asarray(inputs[name]) <= sizes[dim]).all())
+            for name, dim in proof.lengths.items()
+            if inputs.get(name) is not None
+        )
 
     def pad_samples(self, samples: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays that stand for inputs, at their padded shapes."""
-        targets = self.targets(self.sizes(samples))
-        padded = dict(samples)
+        sizes = self.sizes(samples)
+        targets = self._programs(sizes)
+        padded = self._with_sizes(dict(samples), sizes, targets)
         for name, places in self.places.items():
             value = samples.get(name)
             if value is not None:
@@ -209,7 +282,7 @@ class Plan:
             BatchingRefused: At these sizes the graph mixes.
         """
         proof = self._settled(inputs)
-        self._check_masks(proof.unmasked, inputs)
+        self._check_masks(proof, inputs)
         return proof
 
     def fill(self, name: str) -> Any:
@@ -230,19 +303,28 @@ class Plan:
             if known:
                 key = (tuple(sorted(free.items())), tuple((n, v.item()) for n, v in sorted(known.items())))
                 proof = self._prove(key, free, known)
-        if proof.mixes and not self.batching.allow_mixing:
-            raise _refused(proof.mixes)
+        late = tuple(
+            Mixes(mask.node, mask.op_type, mask.dim, "its windows reach into the padding, which shows at this call's sizes only")
+            for mask in proof.masks
+            if mask not in self.proof.masks
+        )
+        if (proof.mixes or late) and not self.batching.allow_mixing:
+            raise _refused(proof.mixes + late)
         return proof
 
     def _decides(self, name: str, value: Any) -> bool:
         """Whether an input is one number that a condition may be about."""
-        return name not in self.places and getattr(value, "size", 0) == 1 and value.dtype.kind in "iub"
+        if name in self.places or self._is_given(name):
+            return False
+        return getattr(value, "size", 0) == 1 and value.dtype.kind in "iub"
 
     def _prove(self, key: Any, shapes: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> Proof:
         with self._lock:
             proof = self._proofs.get(key)
         if proof is None:
-            proof = prove(self.graph, self.dims, self.places, self.batching, shapes=shapes, values=values)
+            proof = prove(
+                self.graph, self.dims, self.places, self.batching, self.born, watched=self.watched, shapes=shapes, values=values
+            )
             with self._lock:
                 if len(self._proofs) >= KEPT:
                     self._proofs.clear()
@@ -250,9 +332,14 @@ class Plan:
                 self.mixes = self.mixes or proof.mixes
         return proof
 
-    def _check_masks(self, unmasked: Mapping[str, bool], inputs: Mapping[str, Any]) -> None:
-        for name, at_front in unmasked.items():
+    def _check_masks(self, proof: Proof, inputs: Mapping[str, Any]) -> None:
+        for name, at_front in proof.unmasked.items():
             value = inputs.get(name)
+            if name in proof.lengths and value is not None and bool((np.asarray(value) < 1).any()):
+                raise InputError(
+                    f"{name!r} holds a length below 1: nothing of that row is data, and its result would depend on how much "
+                    "is padded. Leave out rows without data."
+                )
             along = tuple(at for at, dim in self.places.get(name, {}).items() if dim != self.batch)
             if value is None or not along:
                 continue
@@ -277,12 +364,36 @@ class Cut:
         sizes: The true ones.
         targets: The padded ones.
         starts: Where the data begins, by dimension; at the front where nothing is said. Of one row among several.
+        made: Dimensions born inside, the integers that are their sizes, and their buckets.
     """
 
     proof: Proof
     sizes: Mapping[str, int]
     targets: Mapping[str, int]
     starts: Mapping[str, int] = field(default_factory=dict)
+    made: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+
+    def settled(self, read: Callable[[str], Any]) -> Cut:
+        """The same with the sizes that the graph made.
+
+        Args:
+            read: Gives a value of the call by name.
+
+        Raises:
+            InputError: One is larger than its largest bucket.
+        """
+        if not self.made:
+            return self
+        sizes, targets = dict(self.sizes), dict(self.targets)
+        for dim, tensor, buckets in self.made:
+            size = int(np.asarray(read(true_name(tensor))).reshape(-1)[0])
+            if size > buckets[-1]:
+                raise InputError(
+                    f"{tensor!r} is {size} in this call, more than the largest bucket {buckets[-1]} of {dim!r}; send less at "
+                    f"once, or add a bucket: Batching(buckets={{{dim!r}: [..., {size}]}})"
+                )
+            sizes[dim], targets[dim] = size, next((b for b in buckets if b >= size), size) if size > 0 else size
+        return replace(self, sizes=sizes, targets=targets, made=())
 
     def output(self, name: str, value: Any) -> Any:
         """The part of an output that belongs to the data; a view where one axis is cut."""
@@ -334,7 +445,7 @@ def _factors(
     """The factors of an axis of this size, padded and true. One plain factor may be of unknown size."""
     if not any(dim in targets for dim, _ in axis):
         return [size, *[1] * (len(axis) - 1)], [size, *[1] * (len(axis) - 1)]
-    outer = [targets[dim] if dim is not None else factor.constant() for dim, factor in axis]
+    outer = [targets.get(dim) if dim is not None else factor.constant() for dim, factor in axis]
     known = math.prod(n for n in outer if n is not None)
     filled = [size // known if n is None else n for n in outer]
     return filled, [n if dim is None else sizes[dim] for n, (dim, _) in zip(filled, axis, strict=True)]
@@ -365,18 +476,37 @@ def _padded(value: Any, grown: Mapping[int, int], fill: Any, rows: int | None) -
 # --- the proof --------------------------------------------------------------------------------------------------------
 
 
-def plan_batching(graph: Graph, batching: Batching) -> Plan:
+def plan_batching(graph: Graph, batching: Batching, *, watched: bool = False) -> Plan:
     """Find the named dimensions and prove that padding them, and stacking rows, changes nothing.
+
+    Args:
+        graph: After all passes.
+        batching: As asked for.
+        watched: Whether an alarm rings for NaN and infinity anywhere, padding included.
 
     Raises:
         InputError: Names that the graph's inputs do not have.
         BatchingRefused: An operator mixes rows or reads padding, and `allow_mixing` does not insist; all are named.
     """
-    dims, places = _dimensions(graph, batching)
-    proof = prove(graph, dims, places, batching)
+    dims, places, born = _dimensions(graph, batching)
+    proof = prove(graph, dims, places, batching, born, watched=watched)
+    if proof.unborn:
+        raise InputError(
+            f"the batching does not fit the graph: {'; '.join(proof.unborn.values())}, so it is not the size of an axis that "
+            f"can be padded. {_candidates(graph)}"
+        )
     if proof.mixes and not proof.undecided and not batching.allow_mixing:
         raise _refused(proof.mixes)
-    return Plan(graph, batching, dims, places, proof, () if proof.undecided else proof.mixes)
+    padded = rewrite(graph, born, dict(batching.buckets), proof.masks)
+    mixes = () if proof.undecided else proof.mixes
+    return Plan(graph, batching, dims, places, proof, mixes, born, None if padded is graph else padded, watched)
+
+
+def _candidates(graph: Graph) -> str:
+    """Integers inside of the graph that may bear a dimension."""
+    limits = [node.inputs[1] for node in graph.nodes if node.op_type == "Range" and not node.domain]
+    made = [name for name in dict.fromkeys(limits) if name not in graph.initializers]
+    return f"Limits of its Range nodes are {made[:8]}" if made else "No Range counts up to a size made inside of the graph"
 
 
 def _refused(mixes: Sequence[Mixes]) -> BatchingRefused:
@@ -389,7 +519,9 @@ def _refused(mixes: Sequence[Mixes]) -> BatchingRefused:
     )
 
 
-def _dimensions(graph: Graph, batching: Batching) -> tuple[tuple[Dim, ...], dict[str, dict[int, str]]]:
+def _dimensions(
+    graph: Graph, batching: Batching
+) -> tuple[tuple[Dim, ...], dict[str, dict[int, str]], tuple[Born, ...]]:
     inputs = {value.name: value for value in graph.inputs}
     buckets = dict(batching.buckets)
     largest = {name: sizes[-1] for name, sizes in buckets.items()}
@@ -412,15 +544,21 @@ def _dimensions(graph: Graph, batching: Batching) -> tuple[tuple[Dim, ...], dict
                 seen.add(label)
         if name in given and (shape is None or not -1 < given[name] < len(shape)):
             problems.append(f"{name!r} has no axis {given[name]}")
+    found = {name: find_born(graph, name) for name in sorted(wanted - seen) if name != batch}
+    born = tuple(each for each in found.values() if each is not None)
+    seen |= {each.dim for each in born}
+    twice = {each.tensor for each in born if sum(each.tensor == other.tensor for other in born) > 1}
+    problems += [f"two names stand for the size {tensor!r}" for tensor in sorted(twice)]
     problems += [f"no input has a dimension {name!r}" for name in sorted(wanted - seen)]
     if problems:
         have = sorted({str(d) for v in inputs.values() for d in _shape(v) or () if isinstance(d, str)})
         raise InputError(
             f"the batching does not fit the graph: {'; '.join(problems)}. Its inputs name the dimensions {have}; "
-            'one without a name is called "INPUT:AXIS"'
+            'one without a name is called "INPUT:AXIS". One that arises inside has the name of the integer that is its size. '
+            f"{_candidates(graph)}"
         )
     dims = [Dim(name, "batch" if name == batch else "padded", largest.get(name)) for name in sorted(wanted)]
-    return tuple(dims), places
+    return tuple(dims), places, born
 
 
 def _shape(value: Value) -> tuple[Any, ...] | None:
@@ -432,7 +570,9 @@ def prove(
     dims: Sequence[Dim],
     places: Mapping[str, Mapping[int, str]],
     batching: Batching,
+    born: Sequence[Born] = (),
     *,
+    watched: bool = False,
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     values: Mapping[str, np.ndarray] | None = None,
 ) -> Proof:
@@ -442,10 +582,14 @@ def prove(
         dims: Those to follow.
         places: Where the inputs carry them.
         batching: Says what stands on the padding.
+        born: Those of which the size is an integer of the graph.
+        watched: Whether an alarm rings for NaN and infinity.
         shapes: Sizes of the axes that are not followed, of one call; None follows them as symbols.
         values: Inputs whose value is known, of one call.
     """
-    follower = Follower(dims)
+    made = {each.tensor: each.dim for each in born if not each.given}
+    given_sizes = {each.tensor: each.dim for each in born if each.given}
+    follower = Follower(dims, born=made, atmost=lengths_below(graph, born), watched=watched)
     fills = dict(batching.pad)
     kinds = {dim.name: dim.kind for dim in dims}
     inputs: dict[str, Any] = {}
@@ -468,11 +612,23 @@ def prove(
             else:
                 size = None if shapes is None or value.name not in shapes else shapes[value.name][at]
                 given.append(None if size is None else Poly({(): size}))
-        inputs[value.name] = declared(value.type, given, follower.fresh)
+        made_input = declared(value.type, given, follower.fresh)
+        if made_input.kind == "i" and not follower.padded(made_input.axes or ()):
+            made_input = replace(made_input, content=("number", value.name))
+        inputs[value.name] = made_input
+        if value.name in given_sizes:
+            symbol = Poly.symbol(given_sizes[value.name])
+            inputs[value.name] = Sizes(object_array([symbol], tuple(int(n) for n in shape if isinstance(n, int))))
     follower.follow(graph, {**inputs, **(values or {})})
     outputs = {value.name: _judge(follower, graph, value.name) for value in graph.outputs}
     return Proof(
-        tuple(follower.mixes), shapes is None and follower.undecided, {name: front or follower.crossed for name, front in follower.unmasked.items()}, outputs
+        tuple(follower.mixes),
+        shapes is None and follower.undecided,
+        {name: front or follower.crossed for name, front in follower.unmasked.items()},
+        outputs,
+        dict(follower.lengths),
+        tuple(follower.masks.values()),
+        dict(follower.unborn),
     )
 
 
@@ -487,8 +643,10 @@ def _judge(follower: Follower, graph: Graph, name: str) -> Any:
     tensor = follower.as_data(value)
     if tensor.taint is not None and tensor.taint not in follower.mixes:
         follower.mixes.append(tensor.taint)
-    if tensor.axes is None or not labels(tensor.axes):
+    if tensor.axes is None:
         return None
+    if not labels(tensor.axes):
+        return ()
     return tuple(_plain_axis(axis) for axis in tensor.axes)
 
 

@@ -287,10 +287,11 @@ class Execution:
         initializers = self.prepared.graph.initializers
         foreign = set(map(id, self._inputs.values()))
         outputs = {}
+        cut = None if self._cut is None else self._cut.settled(frame.value)
         for name in self.prepared.outputs:
             value = frame.value(name)
-            if self._cut is not None:
-                value = self._cut.output(name, to_numpy(value))
+            if cut is not None:
+                value = cut.output(name, to_numpy(value))
             outputs[name] = self._give(value, foreign, owned=name not in initializers)
         if self.device:
             outputs = {name: self._put(value) for name, value in outputs.items()}

@@ -67,20 +67,23 @@ class PreparedGraph:
         first: PreparedGraph | None = None,
     ) -> None:
         placement = place if isinstance(place, Placement) else Placement((place,))
+        self.padding: Plan | None = None
+        if first is not None:
+            self.padding = first.padding
+        elif options.batching is not None:
+            self.padding = plan_batching(graph, options.batching, watched=options.nonfinite != "ignore")
+            if placement.mesh is not None:
+                self.padding = spread_rows(self.padding, len(placement.devices))
+            graph = self.padding.padded_graph or graph
         self._setup(model, options, graph, placement)
+        if self.padding is not None:
+            self.last_use.update(dict.fromkeys(self.padding.kept, len(self.nodes)))
         self.path: tuple[Any, ...] = ()
         self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
         self.dim_like: frozenset[str] = _dim_like(graph)
         self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
         self._lock = threading.Lock()
         self.root: PreparedGraph = self
-        self.padding: Plan | None = None
-        if first is not None:
-            self.padding = first.padding
-        elif options.batching is not None:
-            self.padding = plan_batching(graph, options.batching)
-            if placement.mesh is not None:
-                self.padding = spread_rows(self.padding, len(placement.devices))
         if placement.mesh is not None:
             self.batch_axes = batch_axes(self.padding)
         self.disk: DiskCache | None = (

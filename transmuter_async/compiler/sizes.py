@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,10 +97,11 @@ def poly(value: Any) -> Poly:
 
 
 class Bounds:
-    """What is known of symbols: those given are at least 1 and at most their bound; others are anything."""
+    """What is known of symbols: those given are at least 1 (0 where they may be `empty`) and at most their bound."""
 
-    def __init__(self, largest: Mapping[str, int | None]) -> None:
+    def __init__(self, largest: Mapping[str, int | None], empty: Iterable[str] = ()) -> None:
         self.largest = dict(largest)
+        self.empty = frozenset(empty)
 
     def span(self, value: Poly) -> tuple[float, float]:
         """Bounds of a polynomial, infinite where nothing is known."""
@@ -112,6 +113,7 @@ class Bounds:
                     least, most = (-math.inf, math.inf) if "?" in name else (least, math.inf)
                     continue
                 bound = self.largest[name]
+                least = min(least, 0.0) if name in self.empty else least
                 most *= math.inf if bound is None else bound
             low += factor * (least if factor > 0 else most)
             high += factor * (most if factor > 0 else least)
