@@ -142,9 +142,12 @@ def test_a_cache_lets_go_of_its_programs_one_by_one(kind: type[SegmentCache]) ->
     cache = kind(8)
     for number in range(5):
         layout = Layout((f"x{number}",), ())
-        segment: Any = Dropped(place=(0,), position=0, host_values=(), layout=layout, key=(number,), needs=None)
+        segment: Any = Dropped(
+            place=(0,), position=0, host_values=(), layout=layout, key=(number,), needs=None, code_bytes=3
+        )
         cache.put(segment, lambda fact: None, keep=number < 2)
     del segment
+    assert cache.code_bytes == 15
 
     def seen(frame: Any, event: str, argument: Any) -> None:
         if event == "c_call" and frame.f_code is SegmentCache.clear.__code__:
@@ -156,7 +159,30 @@ def test_a_cache_lets_go_of_its_programs_one_by_one(kind: type[SegmentCache]) ->
     finally:
         sys.setprofile(None)
     assert order.count("dropped") == 5
+    assert cache.code_bytes == 0
     assert ("dropped", "dropped") not in list(itertools.pairwise(order))  # other threads may run in between
+
+
+@pytest.mark.parametrize("kind", [SegmentCache, SharedCache])
+def test_the_bytes_of_programs_are_those_of_what_is_held(kind: type[SegmentCache]) -> None:
+    cache = kind(2)
+    layout = Layout(("x",), ())
+    for key, size, keep in (
+        (0, 1, True),
+        (1, 10, False),
+        (2, 100, False),
+        (1, 1000, False),
+        (3, 10000, False),
+        (0, 7, True),
+    ):
+        segment: Any = SimpleNamespace(
+            place=(0,), position=0, shapes=(), host_values=(), layout=layout, key=(key,), needs=None, code_bytes=size
+        )
+        cache.put(segment, lambda fact: None, keep=keep)
+        assert cache.code_bytes == sum(each.code_bytes for each in cache.segments())
+    assert cache.code_bytes == 11007
+    cache.clear()
+    assert cache.code_bytes == 0
 
 
 CHILD = textwrap.dedent(

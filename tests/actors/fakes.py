@@ -129,6 +129,7 @@ class FakeCache:
 
     def __init__(self, cache_size: int) -> None:
         self.cache_size = cache_size
+        self.code_bytes = 0
         self.held: OrderedDict[Any, Any] = OrderedDict()
         self.keeps: dict[Any, Any] = {}
         self.threads: set[str] = set()

@@ -110,9 +110,4 @@ def holds(cache: SegmentCache, job: CompileJob, values: Mapping[str, Any]) -> bo
 
 def _sizes(prepared: Prepared, cache: SegmentCache) -> tuple[int, int]:
     # Never on the loop: the table of weights is locked while one of them is copied to the device.
-    return prepared.weight_bytes(), sum(_program_bytes(segment) for segment in cache.segments())
-
-
-def _program_bytes(segment: Segment) -> int:
-    analysis = None if segment.program is None else segment.program.memory_analysis()
-    return 0 if analysis is None else int(getattr(analysis, "generated_code_size_in_bytes", 0))
+    return prepared.weight_bytes(), cache.code_bytes

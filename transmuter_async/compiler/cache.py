@@ -56,10 +56,15 @@ class CacheStatistics:
 
 
 class SegmentCache:
-    """Segments by position and key, at most `cache_size` for each position, least recently used out first."""
+    """Segments by position and key, at most `cache_size` for each position, least recently used out first.
+
+    Attributes:
+        code_bytes: Of the programs held, the kept ones too, where jax tells.
+    """
 
     def __init__(self, cache_size: int) -> None:
         self.cache_size = cache_size
+        self.code_bytes = 0
         self._positions: dict[tuple[Any, ...], _Position] = {}
         self.advisor = Advisor()
         self.bare_breaks: dict[tuple[Any, ...], NeedsValue] = {}  # breaks that no segment leads to
@@ -121,19 +126,25 @@ class SegmentCache:
         held.position = segment.position
         held.statics |= frozenset(segment.host_values)
         if keep and segment.place == (0,) and segment.needs is None:
-            self._kept.setdefault(segment.layout, {})[segment.key] = segment
+            self._replace(self._kept.setdefault(segment.layout, {}), segment.key, segment)
             return
         if segment.layout not in held.layouts:
             held.layouts.append(segment.layout)
         key = (segment.layout, segment.key)
-        held.segments[key] = segment
+        self._replace(held.segments, key, segment)
         held.segments.move_to_end(key)
         while len(held.segments) > self.cache_size:
             _, evicted = held.segments.popitem(last=False)
+            self.code_bytes -= evicted.code_bytes
             held.evictions += 1
             if all(layout != evicted.layout for layout, _ in held.segments):
                 held.layouts.remove(evicted.layout)
             observe(CacheEvict(evicted.position, evicted.shapes, self.cache_size))
+
+    def _replace(self, held: dict[Any, Segment], key: Any, segment: Segment) -> None:
+        before = held.get(key)
+        self.code_bytes += segment.code_bytes - (0 if before is None else before.code_bytes)
+        held[key] = segment
 
     def clear(self) -> None:
         """Drop every segment, the kept ones too; counts start again."""
@@ -141,6 +152,7 @@ class SegmentCache:
         self._positions.clear()
         self._kept.clear()
         self.bare_breaks.clear()
+        self.code_bytes = 0
         for segments in held:
             while segments:
                 # One by one: XLA takes some 10 ms to free a program, with the interpreter's lock in hand.
@@ -149,7 +161,9 @@ class SegmentCache:
     def segments(self) -> tuple[Segment, ...]:
         """Everything held, in graph order, least recently used first; kept functions first of all."""
         kept = [segment for segments in self._kept.values() for segment in segments.values()]
-        cached = [s for place in sorted(self._positions, key=order_of) for s in self._positions[place].segments.values()]
+        cached = [
+            s for place in sorted(self._positions, key=order_of) for s in self._positions[place].segments.values()
+        ]
         return (*kept, *cached)
 
     def statistics(self) -> CacheStatistics:
