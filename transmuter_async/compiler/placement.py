@@ -188,16 +188,9 @@ def _arrived(value: Any, target: Any) -> Any:
     if not isinstance(value, jax.Array):
         return value
     if isinstance(target, NamedSharding):
-        fits = value.sharding.is_equivalent_to(target, value.ndim)
-        if not fits and any(size % target.mesh.size for size in _split_sizes(value, target)):
-            return np.asarray(value)  # rows are padded first, on the host
-    else:
-        fits = value.sharding.device_set == {target}
-    return value if fits else jax.device_put(value, target)
-
-
-def _split_sizes(value: jax.Array, target: NamedSharding) -> list[int]:
-    return [size for size, axis in zip(value.shape, target.spec, strict=False) if axis is not None]
+        # By way of the host: jax would compile a program for each shape to cut it up, and rows may have to be padded first.
+        return value if value.sharding.is_equivalent_to(target, value.ndim) else np.asarray(value)
+    return value if value.sharding.device_set == {target} else jax.device_put(value, target)
 
 
 # --- donation ---------------------------------------------------------------------------------------------------------
