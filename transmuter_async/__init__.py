@@ -33,6 +33,7 @@ from transmuter_async.errors import (
 from transmuter_async.functions import device_put, run_sync, supported_operators, to_jax
 from transmuter_async.graph import Model
 from transmuter_async.runtime import DeviceMemory, Runtime, RuntimeStatistics
+from transmuter_async.serving import Serving, ServingStatistics
 from transmuter_async.telemetry import Event, Telemetry
 from transmuter_async.version import __version__
 
@@ -65,6 +66,8 @@ __all__ = [
     "Overloaded",
     "Runtime",
     "RuntimeStatistics",
+    "Serving",
+    "ServingStatistics",
     "Spec",
     "Telemetry",
     "TransmuterError",

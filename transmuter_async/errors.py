@@ -196,7 +196,15 @@ class Overloaded(TransmuterError):
 
 
 class CircuitOpen(Overloaded):
-    """A serving refuses work for a moment, because everything it tried just failed."""
+    """A serving refuses work for a moment, because everything it tried just failed.
+
+    Attributes:
+        retry_after: Seconds until it tries again.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class DeadlineExceeded(TransmuterError, TimeoutError):

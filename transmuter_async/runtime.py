@@ -47,6 +47,7 @@ from transmuter_async.hub import (
     Variant,
     parse_reference,
 )
+from transmuter_async.serving import ServingActor, ServingOptions, Starting, close_servings
 from transmuter_async.sources import folder, is_repository, kept_small, read_fetched, read_local, told
 from transmuter_async.telemetry import Telemetry
 
@@ -105,6 +106,7 @@ class Runtime:
         self._closing = False
         self._left = False
         self._actors: dict[str, ModelActor] = {}
+        self._servings: dict[str, ServingActor] = {}
         self._threads: Threads | None = None
         self._budget = None if memory_limit is None else Budget(memory_limit, self._actors)
         self._loads: set[anyio.CancelScope] = set()
@@ -148,6 +150,7 @@ class Runtime:
         """
         self._check_place()
         self._closing = True
+        await close_servings(list(self._servings.values()), drain=drain)  # they are in front of the models
         actors = list(self._actors.values())
         for actor in actors:
             actor.stop(drain=drain)
@@ -157,6 +160,7 @@ class Runtime:
     async def _end(self) -> None:
         self._closing = True
         try:
+            await close_servings(list(self._servings.values()))
             for actor in list(self._actors.values()):
                 actor.stop()
             for actor in list(self._actors.values()):
@@ -492,7 +496,7 @@ class Runtime:
             self._actors.pop(actor.name, None)
 
     def _taken(self, name: str) -> bool:
-        return any(each in self._actors for each in (*replica_names(name, 1), *replica_names(name, 2)))
+        return any(each in self._actors for each in (*replica_names(name, 1), *replica_names(name, 2))) or name in self._servings
 
     def _name(self, source: Source) -> str:
         if source is None:
@@ -504,6 +508,72 @@ class Runtime:
             number += 1
             name = f"{stem}-{number}"
         return name
+
+    # Serving.
+
+    def serve(
+        self,
+        compiled: Compiled,
+        *,
+        batch_size: int | Sequence[int] | None = None,
+        batch_timeout: float = 0.005,
+        max_padded: int | None = None,
+        queue_size: int = 1024,
+        timeout: float | None = None,
+        concurrency: int | None = None,
+        name: str | None = None,
+    ) -> Starting:
+        """Start a batch worker in front of a model: `serving = await runtime.serve(compiled)`, or as `async with`.
+
+        Args:
+            compiled: The model. Its `batching` says which dimension is the batch and what is padded; without, the first
+                dimension that the inputs share by name.
+            batch_size: Rows of the largest batch; programs are compiled for powers of two up to it. A sequence gives the
+                sizes to compile for. None: the largest bucket of the batch dimension, else 32.
+            batch_timeout: Seconds that a row waits for others while the model is busy and could take one more batch. An idle
+                model takes what is there at once.
+            max_padded: Elements of a batch after padding: rows × padded sizes of a row (tokens, for text). None: no bound.
+            queue_size: Rows that may wait; `run` waits for room, `run_nowait` is refused.
+            timeout: Seconds until a caller loses patience, where `run` does not say. Compiles do not count.
+            concurrency: Batches in flight; None: as many calls as the model computes at once.
+            name: Of the serving, in events and errors.
+
+        Returns:
+            What gives the `Serving` when it is awaited or entered. Then it raises:
+
+        Raises:
+            BatchingRefused: The graph mixes the rows of a batch; operators are named.
+            InputError: No dimension can be the batch, or the sizes do not fit the buckets or the cache of programs.
+            ValueError: A number that makes no sense.
+            MisuseError: The runtime was not entered, or the name is taken.
+            ActorStopped: The runtime was closed.
+        """
+        options = ServingOptions(batch_size, batch_timeout, max_padded, queue_size, timeout, concurrency)
+        return Starting(lambda: self._start_serving(compiled, options, name))
+
+    async def _start_serving(self, compiled: Compiled, options: ServingOptions, name: str | None) -> ServingActor:
+        group, _ = self._check()
+        found, number = f"{compiled.name}-serving" if name is None else name, 1
+        while found in self._servings or self._taken(found):
+            if name is not None:
+                raise MisuseError(f"there is an actor named {name!r} in this runtime already; close it, or take another name")
+            number += 1
+            found = f"{compiled.name}-serving-{number}"
+        actor = self._servings[found] = ServingActor(found, self.telemetry, compiled, options)
+
+        async def serve() -> None:
+            try:
+                await actor.serve()
+            finally:
+                self._servings.pop(found, None)
+
+        group.start_soon(serve, name=f"serving {found}")
+        try:
+            await actor.ready.wait()
+        except BaseException:
+            actor.stop()
+            raise
+        return actor
 
     # Telling.
 

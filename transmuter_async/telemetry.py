@@ -95,7 +95,9 @@ def _catalogue() -> dict[str, EventKind]:
         "disk_cache.evict": (("bytes",), ("reason",)),
         "hub.hit": (("count", "bytes"), ("source", "revision", "check")),
         "hub.download.progress": (("bytes", "total"), ("source", "revision")),
-        "queue.rejected": (("count",), ("why",)),
+        "queue.rejected": (("count",), ("serving", "why")),
+        "breaker.opened": (("count", "retry_after"), ("serving", "reason")),
+        "breaker.closed": (("count",), ("serving", "reason")),
         "actor.started": (("count",), ("actor", "source", "reason")),
         "actor.stopped": (("count",), ("actor", "source", "reason")),
         "actor.restarted": (("count",), ("actor", "source", "reason")),
@@ -317,7 +319,8 @@ class _Routes(dict[str, tuple[Subscription, ...]]):
         self.subscriptions = subscriptions
 
     def __missing__(self, name: str) -> tuple[Subscription, ...]:
-        found = tuple(each for each in self.subscriptions if each.matches(name))
+        names = [name[:-1] + part for part in ("start", "stop", "exception")] if name.endswith(".*") else [name]
+        found = tuple(each for each in self.subscriptions if any(map(each.matches, names)))
         if sys.getsizeof(self) < 1 << 16:  # names made up by a caller must not fill the memory
             self[name] = found
         return found
@@ -374,8 +377,8 @@ class Span:
                 self._tied(self.metadata),
             )
 
-    def fail(self, error: BaseException) -> None:
-        """Emit `NAME.exception` for `error`."""
+    def fail(self, error: BaseException, *, cancelled: bool | None = None) -> None:
+        """Emit `NAME.exception` for `error`; `cancelled`: whether that is a cancellation, told by its class by default."""
         if self._bus.wants(self._name + ".exception"):
             now = time.monotonic_ns()
             self._bus.emit(
@@ -383,7 +386,9 @@ class Span:
                 {"duration": now - self.started, "monotonic_time": now},
                 self._tied(
                     {
-                        "kind": "cancelled" if is_cancellation(error) else "error",
+                        "kind": "cancelled"
+                        if (is_cancellation(error) if cancelled is None else cancelled)
+                        else "error",
                         "reason": detached(error),
                         "stacktrace": "".join(traceback.format_exception(error)),
                     }
@@ -439,6 +444,10 @@ class Telemetry:
     def wants(self, name: str) -> bool:
         """Whether somebody listens to `name`. The guard in front of every `emit`."""
         return bool(self._routes[name])
+
+    def traces(self, span: str) -> bool:
+        """Whether somebody listens to any event of a span, `"transmuter.break.*"`: the guard in front of its facts."""
+        return bool(self._routes[span])
 
     def emit(self, name: str, measurements: Mapping[str, int | float], metadata: Mapping[str, Any]) -> None:
         """Give an event to everybody who subscribed to it. Any thread; never waits, never raises for a listener."""

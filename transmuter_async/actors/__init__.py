@@ -13,7 +13,7 @@ from transmuter_async.actors.memory import Budget, DeviceMemory, bytes_held, rea
 from transmuter_async.actors.messages import ActorStatistics
 from transmuter_async.actors.model import ModelActor
 from transmuter_async.actors.replicas import Preparation, Replicas, ReplicaStatistics, replica_names
-from transmuter_async.actors.reply import Reply, ThreadReply, again
+from transmuter_async.actors.reply import AnyReply, Reply, ThreadReply, again
 from transmuter_async.actors.threads import Threads
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "WINDOW",
     "Actor",
     "ActorStatistics",
+    "AnyReply",
     "Budget",
     "Compiled",
     "DeviceMemory",

@@ -1,10 +1,26 @@
 """The batch worker: many callers, one queue for each bucket, full batches, and each gets what it would get alone.
 
-`scheduler.py` decides which rows run together and when, as plain code on values.
+`scheduler.py` decides which rows run together and when, as plain code on values. `rows.py` joins requests along the axis
+that the compiler proved to be rows, and cuts the outputs; `trial.py` tries that once. `actor.py` is the worker in front of a
+model actor, `handle.py` its address, `mapped.py` what a source of many requests goes through.
+
+The layer is handed a compiled model and the runtime's bus; it knows no files, no Hub and no tasks.
 """
 
 from __future__ import annotations
 
-from transmuter_async.serving.scheduler import Batch, Limits, Part, Request, Scheduler
+from transmuter_async.serving.actor import ServingActor
+from transmuter_async.serving.handle import GRACE, Serving, Starting, close_servings
+from transmuter_async.serving.mapped import Mapped
+from transmuter_async.serving.records import ServingOptions, ServingStatistics
 
-__all__ = ["Batch", "Limits", "Part", "Request", "Scheduler"]
+__all__ = [
+    "GRACE",
+    "Mapped",
+    "Serving",
+    "ServingActor",
+    "ServingOptions",
+    "ServingStatistics",
+    "Starting",
+    "close_servings",
+]

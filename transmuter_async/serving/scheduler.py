@@ -507,11 +507,13 @@ class Scheduler:
     def hold(self, batch: int, now: int) -> None:
         """The program of a batch is compiled first: it gives its slot back, and its queue waits with it."""
         running = self._running[batch]
+        pausing = running.compiling  # for another program, before
         running.held = running.compiling = True
         self._slots -= 1
         if self._probing == batch:
             self._probing = None
-        self._pause(running.batch, now)
+        if not pausing:
+            self._pause(running.batch, now)
 
     def ready(self, batch: int) -> None:
         """The program is there; the batch goes next. The deadlines stand still until its first run has ended."""

@@ -1,0 +1,616 @@
+"""The batch worker: an actor in front of a model actor.
+
+Callers hand requests in and wait for their replies. The scheduler decides; a task *pumps* it once per turn of the loop, so
+that everything that came in one turn can share a batch. Each batch is a task: it builds the inputs, calls the model, cuts
+the outputs and settles the replies. A batch that fails is tried once more, each of its requests alone.
+
+What takes time (the proof, building and cutting of large batches) happens in a thread; small copies on the loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from transmuter_async.actors import Actor, AnyReply, Compiled, Threads, again
+from transmuter_async.errors import (
+    ActorStopped,
+    BatchingRefused,
+    CircuitOpen,
+    DeadlineExceeded,
+    IndexOutOfRange,
+    InputError,
+    NeedsValue,
+    NonFiniteError,
+    OperatorError,
+    Overloaded,
+    TransmuterError,
+)
+from transmuter_async.serving import trial
+from transmuter_async.serving.records import ServingOptions, ServingStatistics
+from transmuter_async.serving.rows import INLINE_BYTES, Item, Piece, Rows, allowed_sizes, plan_rows
+from transmuter_async.serving.scheduler import Batch, Limits, Request, Scheduler
+from transmuter_async.telemetry import Telemetry
+
+__all__ = ["ServingActor"]
+
+OWN_FAULT = (InputError, IndexOutOfRange, NonFiniteError, OperatorError, NeedsValue)
+"""Errors that lie in what was sent: they say nothing about the model's health."""
+
+KNOWN = 4096
+"""Programs that are remembered as compiled."""
+
+Answer = Mapping[str, Any] | None
+
+
+class Ticket:
+    """A request on its way.
+
+    Attributes:
+        parts: `(start, rows, outputs)` of what is computed.
+    """
+
+    __slots__ = ("began", "id", "item", "parts", "reply")
+
+    def __init__(self, number: int, item: Item, reply: AnyReply, began: int) -> None:
+        self.id = number
+        self.item = item
+        self.reply = reply
+        self.began = began
+        self.parts: list[tuple[int, int, Mapping[str, Any]]] = []
+
+
+class _Run:
+    """A batch on its way."""
+
+    __slots__ = ("batch", "go", "item", "pieces", "scope")
+
+    def __init__(self, batch: Batch, pieces: list[Piece]) -> None:
+        self.batch = batch
+        self.pieces = pieces
+        self.item = pieces[0].item
+        self.scope = anyio.CancelScope()
+        self.go = anyio.Event()
+
+
+class ServingActor(Actor):
+    """The actor of one serving.
+
+    Args:
+        name: Of the serving, in events and errors.
+        telemetry: The bus.
+        compiled: The model.
+        options: As asked for.
+
+    Attributes:
+        clock: Tells the time in nanoseconds.
+        is_ready: Whether a `warm` has succeeded.
+        refusal: Why nothing is answered any more: a trial has failed.
+    """
+
+    def __init__(self, name: str, telemetry: Telemetry, compiled: Compiled, options: ServingOptions) -> None:
+        source = compiled.model.source
+        super().__init__(name, telemetry, {"source": source})
+        self.compiled = compiled
+        self.options = options
+        self.metadata: dict[str, Any] = {"source": source, "actor": name, "serving": name}
+        self.clock: Callable[[], int] = time.monotonic_ns
+        self.is_ready = False
+        self.refusal: TransmuterError | None = None
+        self._warm_failure: str | None = None
+        self._generation = 0
+        self._rows: Rows | None = None
+        self._limits: Limits | None = None
+        self._scheduler: Scheduler | None = None
+        self._threads: Threads | None = None
+        self._group: TaskGroup | None = None
+        self._kick = anyio.Event()
+        self._numbers = itertools.count()
+        self._tickets: dict[int, Ticket] = {}
+        self._runs: dict[int, _Run] = {}
+        self._ended = anyio.Event()
+        self._known: set[Hashable] = set()
+        self._model_gone: BaseException | None = None
+        self._elements = [0.0, 0.0]
+        names = ("requests", "rows", "answered", "failed", "cancelled", "expired", "rejected", "batches", "batch_rows")
+        self._counts = dict.fromkeys((*names, "retried", "opened"), 0)
+
+    @property
+    def rows(self) -> Rows:
+        """How requests are joined."""
+        assert self._rows is not None
+        return self._rows
+
+    @property
+    def limits(self) -> Limits:
+        """What bounds the batches."""
+        assert self._limits is not None
+        return self._limits
+
+    # Life cycle; see `Actor`.
+
+    async def serve(self) -> None:
+        """The actor's task, and those of its batches.
+
+        Raises:
+            ActorStopped: It crashed once too often.
+        """
+        fatal: ActorStopped | None = None
+        async with anyio.create_task_group() as group:
+            self._group = group
+            group.start_soon(self._pumping, name=f"pump of {self.name}")
+            try:
+                await super().serve()
+            except ActorStopped as error:
+                fatal = error
+            group.cancel_scope.cancel()
+        if fatal is not None:
+            raise fatal
+
+    async def _open(self) -> None:
+        self._generation += 1
+        self._threads = Threads(self.loop, f"{self.name}-rows", 1, crashed=self.crash)
+        if self._rows is None:
+            self._rows, self._limits = await self._threads.run(self._planned)
+        self._scheduler = Scheduler(self.limits)
+        self._known.clear()
+        self.checkpoint()
+
+    def _planned(self) -> tuple[Rows, Limits]:
+        options, prepared = self.options, self.compiled._prepared
+        plan = plan_rows(prepared)
+        eager = prepared.options.compiler == "eager"
+        sizes = allowed_sizes(
+            options.batch_size,
+            plan,
+            max_padded=options.max_padded,
+            programs=None if eager else prepared.options.cache_size,
+        )
+        actors = getattr(self.compiled, "_actors", (self.compiled._actor,))
+        most = sum(actor.max_concurrency for actor in actors)
+        concurrency = most if options.concurrency is None else options.concurrency
+        if concurrency > most:
+            raise InputError(
+                f"concurrency={concurrency} batches in flight, but {self.compiled.name!r} computes {most} at once; write "
+                f"compile(max_concurrency={concurrency}), or leave it out"
+            )
+        timeout = int(options.batch_timeout * 1e9)
+        return Rows(plan), Limits(sizes, timeout, options.max_padded, options.queue_size, concurrency)
+
+    def _opened(self) -> None:
+        self._kick.set()
+
+    def _busy(self) -> bool:
+        return bool(self._tickets)
+
+    def _abort(self, reason: ActorStopped) -> None:
+        self._generation += 1
+        if self._scheduler is not None:
+            self._scheduler.close()
+        tickets = list(self._tickets.values())
+        self._tickets.clear()
+        for run in self._runs.values():
+            run.scope.cancel()
+        for ticket in tickets:
+            self._counts["failed"] += 1
+            ticket.reply.settle(None, again(reason))
+
+    async def _close(self, *, final: bool) -> None:
+        while self._runs:
+            self._ended = anyio.Event()
+            await self._ended.wait()
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.close()
+            await threads.wait_ended()
+
+    def stop(self, *, drain: bool = False) -> None:
+        """See `Actor.stop`. With `drain` nothing waits for others any more."""
+        super().stop(drain=drain)
+        if self._scheduler is not None and self._drain:
+            self._scheduler.draining = True
+        self._kick.set()
+
+    def stopped_error(self) -> ActorStopped:
+        """What whoever asks a closed serving gets."""
+        if self._model_gone is not None:
+            error = ActorStopped(
+                f"the serving {self.name!r} ended with its model {self.compiled.name!r}, which was closed; compile and "
+                "serve it again"
+            )
+            error.__cause__ = self._model_gone
+            return error
+        if self._fatal is None and self.state not in ("running", "restarting"):
+            return ActorStopped(f"the serving {self.name!r} was closed; serve the model again")
+        return super().stopped_error()
+
+    def start_soon(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """Run a task that ends with the serving."""
+        assert self._group is not None
+        self._group.start_soon(work, *arguments)
+
+    # Requests, on the loop.
+
+    async def admit(self, inputs: Mapping[str, Any]) -> Item:
+        """Check a request by itself, before it can meet others.
+
+        Raises:
+            InputError: See `Rows.admit`.
+            BatchingRefused: At these sizes the graph mixes rows.
+        """
+        if not self.rows.slow:
+            return self.rows.admit(inputs)
+        if self._threads is None:
+            raise self.stopped_error()
+        return await self._threads.run(self.rows.admit, inputs)
+
+    def submit(
+        self,
+        item: Item,
+        reply: AnyReply,
+        *,
+        caller: Hashable = None,
+        timeout: float | None = None,
+        nowait: bool = False,
+    ) -> Ticket:
+        """Take a request in. Its reply is settled exactly once, unless it is abandoned.
+
+        Raises:
+            ActorStopped: The serving takes nothing any more.
+            CircuitOpen: Everything has failed just now.
+            Overloaded: `nowait`, and there is no room.
+        """
+        if self.state not in ("running", "restarting") or self._scheduler is None:
+            raise self.stopped_error()
+        if self.refusal is not None:
+            raise again(self.refusal)
+        scheduler, now = self._scheduler, self.clock()
+        timeout = self.options.timeout if timeout is None else timeout
+        ticket = Ticket(next(self._numbers), item, reply, now)
+        request = Request(
+            ticket.id,
+            item.key,
+            item.rows,
+            item.elements,
+            now,
+            None if timeout is None else now + int(timeout * 1e9),
+            caller,
+            item.alone,
+        )
+        entry = scheduler.submit(request, now, nowait=nowait)
+        if entry == "open":
+            raise self._refused(scheduler.retry_after(now) / 1e9)
+        if entry == "full":
+            self._counts["rejected"] += 1
+            self._reject("overloaded")
+            raise Overloaded(
+                f"the queue of {self.name!r} is full: {scheduler.waiting} rows wait, and queue_size={self.limits.queue_size}; "
+                "await run() to wait for room, or send fewer at once"
+            )
+        self._counts["requests"] += 1
+        self._counts["rows"] += item.rows
+        self._tickets[ticket.id] = ticket
+        self._kick.set()
+        return ticket
+
+    def _refused(self, seconds: float) -> CircuitOpen:
+        self._counts["rejected"] += 1
+        self._reject("circuit_open")
+        return CircuitOpen(
+            f"{self.name!r} refuses work for another {seconds:.2f} s, because everything that it tried last has failed; try "
+            "again then, and look at the errors before this one",
+            retry_after=seconds,
+        )
+
+    def abandon(self, ticket: Ticket, why: str) -> None:
+        """Nobody waits for a request any more. Never raises."""
+        if self._tickets.pop(ticket.id, None) is None:
+            return
+        self._counts["expired" if why == "deadline" else "cancelled"] += 1
+        if self._scheduler is not None:
+            running = any(
+                part.request == ticket.id for run in self._runs.values() if run.go.is_set() for part in run.batch.parts
+            )
+            for batch in self._scheduler.cancel(ticket.id, self.clock()):
+                self._runs[batch].scope.cancel()
+            if not running:
+                self._reject(why)
+            self._kick.set()
+        self._settled()
+
+    def _reject(self, why: str) -> None:
+        if self.telemetry.wants("transmuter.queue.rejected"):
+            self.telemetry.emit("transmuter.queue.rejected", {"count": 1}, {**self.metadata, "why": why})
+
+    # The pump.
+
+    async def _pumping(self) -> None:
+        while True:
+            wake = None
+            try:
+                if self._scheduler is not None and self.state in ("running", "stopping"):
+                    self._pump(self._scheduler)
+                    wake = self._scheduler.wake(self.clock())
+            except Exception as error:
+                self.crash(error)
+            if wake is None:
+                await self._kick.wait()
+            else:
+                with anyio.move_on_after(max(0, wake - self.clock()) / 1e9):
+                    await self._kick.wait()
+            self._kick = anyio.Event()
+
+    def _pump(self, scheduler: Scheduler) -> None:
+        self.checkpoint()
+        for number in scheduler.expired(self.clock()):
+            ticket = self._tickets[number]
+            error = self._late(ticket)
+            self.abandon(ticket, "deadline")
+            ticket.reply.settle(None, error)
+        while (batch := scheduler.next(self.clock())) is not None:
+            run = self._runs.get(batch.id)
+            if run is None:
+                pieces = [Piece(self._tickets[part.request].item, part.start, part.rows) for part in batch.parts]
+                run = self._runs[batch.id] = _Run(batch, pieces)
+                self.start_soon(self._run, run, self._generation)
+            run.go.set()
+
+    def _late(self, ticket: Ticket) -> DeadlineExceeded:
+        running = any(part.request == ticket.id for run in self._runs.values() for part in run.batch.parts)
+        where = "it was being computed" if running else "it was still in the queue"
+        waited = (self.clock() - ticket.began) / 1e6
+        return DeadlineExceeded(
+            f"no answer from {self.name!r} within its timeout: {where}. {waited:.1f} ms have passed; compiles are not counted"
+        )
+
+    # Batches, each in a task.
+
+    async def _run(self, run: _Run, generation: int) -> None:
+        try:
+            with run.scope:
+                outcomes, answers, errors = await self._outcomes(run)
+                if generation == self._generation:
+                    await self._finish(run, outcomes, answers, errors)
+            if run.scope.cancelled_caught and generation == self._generation and run.batch.id in self._runs:
+                assert self._scheduler is not None
+                self._scheduler.withdrawn(run.batch.id, self.clock())
+        except Exception as error:
+            if generation == self._generation:
+                self.crash(error)
+        finally:
+            if self._runs.get(run.batch.id) is run:
+                del self._runs[run.batch.id]
+            self._ended.set()
+            self._kick.set()
+
+    async def _outcomes(self, run: _Run) -> tuple[list[bool | None], list[Answer], list[Exception | None]]:
+        """Compute a batch; where it fails, each of its parts alone."""
+        assert self._scheduler is not None
+        scheduler, batch = self._scheduler, run.batch
+        try:
+            got: list[Answer] = list(await self._compute(run, run.pieces, batch.program))
+            return [True] * len(got), got, [None] * len(got)
+        except Exception as error:
+            if isinstance(error, ActorStopped) and self.compiled.state in ("stopping", "stopped"):
+                self._model_gone = error
+                self.stop()
+                raise
+            if len(run.pieces) == 1:
+                return [False], [None], [error]
+        self._counts["retried"] += 1
+        outcomes: list[bool | None] = []
+        answers: list[Answer] = []
+        errors: list[Exception | None] = []
+        for part, piece in zip(batch.parts, run.pieces, strict=True):
+            outcome, answer, problem = None, None, None
+            if scheduler.alive(part.request):
+                program = piece.rows if piece.item.alone else self.limits.program(piece.rows)
+                try:
+                    [answer] = await self._compute(run, [piece], program, retry=True)
+                    outcome = True
+                except Exception as error:
+                    outcome, problem = False, error
+            outcomes.append(outcome)
+            answers.append(answer)
+            errors.append(problem)
+        return outcomes, answers, errors
+
+    async def _compute(
+        self, run: _Run, pieces: Sequence[Piece], program: int, *, retry: bool = False
+    ) -> Sequence[Mapping[str, Any]]:
+        batch, rows = run.batch, self.rows
+        count = sum(piece.rows for piece in pieces)
+        facts = {
+            **self.metadata,
+            "bucket": run.item.bucket,
+            "program": program,
+            "reason": "retry" if retry else batch.reason,
+        }
+        with self.telemetry.span("transmuter.batch", facts) as span:
+            padding = rows.padding(pieces, program)
+            span.measurements.update(size=count, padding=padding, queue_depth=batch.depth, oldest_wait=batch.oldest)
+            large = rows.bytes(pieces, program) > INLINE_BYTES
+            inputs = await self._work(large, rows.build, pieces, program)
+            await self._compiling(run, inputs, program)
+            outputs = await self.compiled.run(inputs, copy=False)
+            self._counts["batches"] += 1
+            self._counts["batch_rows"] += count
+            elements = program * run.item.elements
+            self._elements[0] += padding * elements
+            self._elements[1] += elements
+            large = sum(getattr(value, "nbytes", 0) for value in outputs.values()) > INLINE_BYTES
+            answers: Sequence[Mapping[str, Any]] = await self._work(large, rows.cut, outputs, pieces, program)
+            return answers
+
+    async def _work(self, threaded: bool, work: Callable[..., Any], *arguments: Any) -> Any:
+        if not threaded or self._threads is None:
+            return work(*arguments)
+        return await self._threads.run(work, *arguments)
+
+    async def _compiling(self, run: _Run, inputs: Mapping[str, Any], program: int) -> None:
+        """Before the first run of a program: compile it without holding a slot, and have deadlines stand still."""
+        options = self.compiled._prepared.options
+        key: Hashable = (run.item.key, program)
+        if run.item.alone:
+            key = tuple((name, getattr(value, "shape", None)) for name, value in inputs.items())
+        if key in self._known or options.compiler == "eager" or options.cold == "interpret":
+            return
+        assert self._scheduler is not None
+        scheduler, batch = self._scheduler, run.batch
+        if not run.item.alone and run.go.is_set():
+            run.go = anyio.Event()
+            scheduler.hold(batch.id, self.clock())
+            self._kick.set()
+            problem = None
+            try:
+                await self.compiled.warm(trial.as_specs(self.rows, inputs))
+            except InputError:
+                pass  # the graph reads a value that only the call has: it compiles then
+            except Exception as error:
+                problem = error
+            scheduler.ready(batch.id)
+            self._kick.set()
+            await run.go.wait()
+            if problem is not None:
+                raise problem
+        scheduler.first(batch.id, self.clock())
+        if len(self._known) >= KNOWN:
+            self._known.clear()
+        self._known.add(key)
+
+    async def _finish(
+        self, run: _Run, outcomes: list[bool | None], answers: list[Answer], errors: list[Exception | None]
+    ) -> None:
+        assert self._scheduler is not None
+        batch, now = run.batch, self.clock()
+        first: dict[int, Exception] = {}
+        for part, answer, problem in zip(batch.parts, answers, errors, strict=True):
+            ticket = self._tickets.get(part.request)
+            if ticket is not None and answer is not None:
+                ticket.parts.append((part.start, part.rows, answer))
+            if problem is not None:
+                first.setdefault(part.request, problem)
+        blamed = bool(first) and all(isinstance(each, OWN_FAULT) for each in first.values())
+        before = self._scheduler.breaker(now)
+        done, failed, opened = self._scheduler.finished(batch.id, outcomes, now, blamed=blamed)
+        del self._runs[batch.id]
+        self._kick.set()
+        if opened:
+            self._opened_breaker(next(iter(first.values())))
+        elif before != "closed" and self._scheduler.breaker(now) == "closed":
+            self._closed_breaker()
+        for number in failed:
+            ticket = self._tickets.pop(number)
+            self._counts["failed"] += 1
+            problem = first[number]
+            ticket.reply.settle(None, problem if len(failed) == 1 else again(problem))
+        for number in done:
+            ticket = self._tickets[number]
+            held = sum(getattr(value, "nbytes", 0) for _, _, part in ticket.parts for value in part.values())
+            large = len(ticket.parts) > 1 and held > INLINE_BYTES
+            outputs = await self._work(large, self.rows.rejoin, ticket.item, ticket.parts)
+            if self._tickets.pop(number, None) is not None:
+                self._counts["answered"] += 1
+                ticket.reply.settle(outputs, None)
+        self._settled()
+
+    def _closed_breaker(self) -> None:
+        if self.telemetry.wants("transmuter.breaker.closed"):
+            self.telemetry.emit("transmuter.breaker.closed", {"count": 1}, {**self.metadata, "reason": None})
+
+    def _opened_breaker(self, error: Exception) -> None:
+        self._counts["opened"] += 1
+        assert self._scheduler is not None
+        if self.telemetry.wants("transmuter.breaker.opened"):
+            self.telemetry.emit(
+                "transmuter.breaker.opened",
+                {"count": 1, "retry_after": self._scheduler.retry_after(self.clock())},
+                {**self.metadata, "reason": type(error).__name__},
+            )
+
+    # Warming up.
+
+    async def warm(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Compile all programs, and try a batch of each bucket against its rows.
+
+        Raises:
+            InputError: Inputs can't be made up; a sample is needed.
+            BatchingRefused: The trial found an output that depends on its batch. Nothing is answered from then on.
+            CompileError: XLA refused a program.
+            ActorStopped: The serving has ended.
+        """
+        self.check_place()
+        if self.state != "running" or self._threads is None:
+            raise self.stopped_error()
+        self.is_ready, self._warm_failure = False, None
+        try:
+            found = [
+                bucket for sample in samples or (None,) for bucket in await self._threads.run(self._buckets, sample)
+            ]
+            prepared = self.compiled._prepared.options
+            if prepared.compiler != "eager":
+                signatures = [trial.specs(bucket, self.rows, size) for bucket in found for size in bucket.sizes]
+                await self.compiled.warm(signatures)
+            if not self.rows.plan.batching.allow_mixing:
+                for bucket in found:
+                    await self._try(bucket)
+            self._known.update((bucket.items[0].key, size) for bucket in found for size in bucket.sizes)
+        except BaseException as error:
+            self._warm_failure = f"{type(error).__name__}: {error}"
+            raise
+        self.is_ready = True
+
+    def _buckets(self, sample: Mapping[str, Any] | None) -> list[trial.Bucket]:
+        return list(trial.buckets(self.compiled._prepared, self.rows, self.limits, sample))
+
+    async def _try(self, bucket: trial.Bucket) -> None:
+        items = bucket.items
+        alone = [(await self._once([item]))[0] for item in items]
+        try:
+            if len(items) > 1:
+                trial.compare(alone, await self._once(items), f"of a batch of {len(items)}")
+            if bucket.longer is not None:
+                sizes = bucket.longer.targets
+                trial.compare(alone[:1], await self._once([bucket.longer]), f"padded to {dict(sizes)}")
+        except BatchingRefused as error:
+            self.refusal = error
+            raise
+
+    async def _once(self, items: Sequence[Item]) -> list[dict[str, Any]]:
+        pieces = [Piece(item, 0, 1) for item in items]
+        program = self.limits.program(len(items))
+        inputs = await self._work(True, self.rows.build, pieces, program)
+        outputs = await self.compiled.run(inputs, copy=False, seed=0)
+        return await self._work(True, self.rows.cut, outputs, pieces, program)  # type: ignore[no-any-return]
+
+    def statistics(self) -> ServingStatistics:
+        """Counts up to now."""
+        scheduler, limits = self._scheduler, self.limits
+        assert scheduler is not None
+        queues: dict[str, int] = {}
+        for key, depth in scheduler.depths().items():
+            bucket = str(key[0]) if isinstance(key, tuple) else str(key)
+            queues[bucket] = queues.get(bucket, 0) + depth
+        return ServingStatistics(
+            name=self.name,
+            state=self.state,
+            ready=self.is_ready,
+            warm_failure=self._warm_failure,
+            batch=self.rows.batch,
+            batch_sizes=limits.batch_sizes,
+            concurrency=limits.concurrency,
+            queue_size=limits.queue_size,
+            padded=self._elements[0] / self._elements[1] if self._elements[1] else 0.0,
+            waiting=scheduler.waiting,
+            queues=queues,
+            waiting_for_room=scheduler.lined,
+            running=len(self._runs),
+            breaker=scheduler.breaker(self.clock()),
+            restarts=self.restarts,
+            **self._counts,
+        )
