@@ -23,7 +23,11 @@ def attention(q, k, v, allowed=None, bias=None, cap=0.0):
             scores = cap * np.tanh(scores / cap)
         if bias is not None:
             scores = scores + np.broadcast_to(bias, (*q.shape[:3], k.shape[2]))[b, h, i]
-        keep = np.ones(k.shape[2], bool) if allowed is None else np.broadcast_to(allowed, (*q.shape[:3], k.shape[2]))[b, h, i]
+        keep = (
+            np.ones(k.shape[2], bool)
+            if allowed is None
+            else np.broadcast_to(allowed, (*q.shape[:3], k.shape[2]))[b, h, i]
+        )
         if keep.any():
             weights = np.exp(scores[keep] - scores[keep].max())
             y[b, h, i] = weights @ v[b, h // group][keep] / weights.sum()
@@ -58,7 +62,9 @@ def test_causal_counts_from_the_past():
     k, v = K[:, :, :3], V[:, :, :3]
     all_k, all_v = np.concatenate([past_k, k], 2), np.concatenate([past_v, v], 2)
     allowed = np.arange(7) <= np.arange(3)[:, None] + 4
-    results = host_outputs("Attention", [Q, k, v, None, past_k, past_v], {"is_causal": 1}, domain="", opset=24, outputs=3)
+    results = host_outputs(
+        "Attention", [Q, k, v, None, past_k, past_v], {"is_causal": 1}, domain="", opset=24, outputs=3
+    )
     np.testing.assert_array_equal(results[1], all_k)
     np.testing.assert_array_equal(results[2], all_v)
     check([Q, k, v, None, past_k, past_v], attention(Q, all_k, all_v, allowed=allowed), {"is_causal": 1})
@@ -101,9 +107,17 @@ def test_rotary_embedding(interleaved, partial):
     positions = np.random.default_rng(2).integers(0, 10, (2, 5))
     turn = np.exp(1j * angle.astype(np.float64))[positions][:, None]
     head = x[..., :width].astype(np.float64)
-    pairs = head[..., 0::2] + 1j * head[..., 1::2] if interleaved else head[..., : width // 2] + 1j * head[..., width // 2 :]
+    pairs = (
+        head[..., 0::2] + 1j * head[..., 1::2]
+        if interleaved
+        else head[..., : width // 2] + 1j * head[..., width // 2 :]
+    )
     out = pairs * turn
-    rotated = np.stack([out.real, out.imag], -1).reshape(head.shape) if interleaved else np.concatenate([out.real, out.imag], -1)
+    rotated = (
+        np.stack([out.real, out.imag], -1).reshape(head.shape)
+        if interleaved
+        else np.concatenate([out.real, out.imag], -1)
+    )
     expected = np.concatenate([rotated, x[..., width:]], -1).astype(np.float32)
     inputs = [x, np.cos(angle), np.sin(angle), positions]
     attributes = {"interleaved": interleaved, "rotary_embedding_dim": partial}

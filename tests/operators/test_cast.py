@@ -35,7 +35,9 @@ def example(name):
             return WIDE.astype(np.float32).astype(dtype)
     if dtype.itemsize > 1:
         info = np.iinfo(dtype)
-        return np.concatenate([np.array([info.min, info.max, 0, 1], dtype), rng.integers(info.min, info.max, 500, dtype)])
+        return np.concatenate(
+            [np.array([info.min, info.max, 0, 1], dtype), rng.integers(info.min, info.max, 500, dtype)]
+        )
     if dtype.kind == "V" and "int" in name:
         info = ml_dtypes.iinfo(dtype)
         return np.arange(int(info.min), int(info.max) + 1).astype(np.int8).astype(dtype)
@@ -68,7 +70,9 @@ def test_both_forms_convert_every_pair_alike(source):
         agree(other, one, what=f"{source} by {attributes}")
 
 
-@pytest.mark.parametrize("target", ["float16", "bfloat16", "float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "int4", "uint8"])
+@pytest.mark.parametrize(
+    "target", ["float16", "bfloat16", "float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "int4", "uint8"]
+)
 def test_values_in_range_are_rounded_to_nearest_even(target):
     dtype = parse_dtype(target)
     x = rng.uniform(-7, 7, 3000).astype(np.float32)
@@ -80,7 +84,8 @@ def test_values_in_range_are_rounded_to_nearest_even(target):
 
 
 @pytest.mark.parametrize(
-    ("target", "largest"), [("float8e4m3fn", 448), ("float8e4m3fnuz", 240), ("float8e5m2", 57344), ("float8e5m2fnuz", 57344)]
+    ("target", "largest"),
+    [("float8e4m3fn", 448), ("float8e4m3fnuz", 240), ("float8e5m2", 57344), ("float8e5m2fnuz", 57344)],
 )
 def test_the_table_of_float8(target, largest):
     dtype = parse_dtype(target)
@@ -163,7 +168,10 @@ def test_strings_to_numbers():
 
 def test_numbers_to_strings():
     cases = [
-        (np.float32([1.5, 314.15926, 10000, np.nan, np.inf, -np.inf]), ["1.5", "314.15927", "10000", "NaN", "INF", "-INF"]),
+        (
+            np.float32([1.5, 314.15926, 10000, np.nan, np.inf, -np.inf]),
+            ["1.5", "314.15927", "10000", "NaN", "INF", "-INF"],
+        ),
         (np.array([1 / 3, 1e20]), ["0.3333333333333333", "100000000000000000000"]),
         (np.array([2**63 - 1, -5]), ["9223372036854775807", "-5"]),
         (np.array([True, False]), ["1", "0"]),
@@ -210,7 +218,9 @@ def test_bits_are_kept(width, source):
 def test_narrow_bits_are_kept():
     x = np.arange(16, dtype=np.uint8).astype(ml_dtypes.uint4)
     signed = np.array([*range(8), *range(-8, 0)], np.int8).astype(ml_dtypes.int4)
-    floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).astype(ml_dtypes.float4_e2m1fn)
+    floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).astype(
+        ml_dtypes.float4_e2m1fn
+    )
     for a in (x, signed, floats):
         for b in (x, signed, floats):
             compare("BitCast", [a], {"to": element_type_of(b.dtype)}, domain="", opset=26, expected=[b])

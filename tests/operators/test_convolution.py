@@ -82,7 +82,9 @@ def test_narrow_convolutions_accumulate_in_float32(dtype, group):
     compare("Conv", [x, w], {"group": group}, domain="", opset=22, expected=[expected])
 
 
-@pytest.mark.parametrize(("x", "w"), [((0, 3, 5, 5), (4, 3, 3, 3)), ((2, 0, 5, 5), (4, 0, 3, 3)), ((2, 3, 0, 5), (4, 3, 1, 3))])
+@pytest.mark.parametrize(
+    ("x", "w"), [((0, 3, 5, 5), (4, 3, 3, 3)), ((2, 0, 5, 5), (4, 0, 3, 3)), ((2, 3, 0, 5), (4, 3, 1, 3))]
+)
 def test_conv_of_nothing_is_the_bias(x, w):
     outputs = (x[0], 4, x[2] - w[2] + 1, x[3] - w[3] + 1)
     expected = np.broadcast_to(np.arange(4, dtype=np.float32).reshape(4, 1, 1), outputs)
@@ -152,12 +154,20 @@ def test_output_shape_beyond_the_kernels_is_zero_there():
 @pytest.mark.parametrize("masked", [False, True])
 def test_deform_conv(offset_group, masked):
     x, w = random(2, 4, 7, 6), random(3, 2, 3, 2, seed=1)
-    attributes = {"group": 2, "offset_group": offset_group, "pads": [1, 0, 1, 1], "strides": [2, 1], "kernel_shape": [3, 2]}
+    attributes = {
+        "group": 2,
+        "offset_group": offset_group,
+        "pads": [1, 0, 1, 1],
+        "strides": [2, 1],
+        "kernel_shape": [3, 2],
+    }
     outputs = (4, 6)
     w = random(4, 2, 3, 2, seed=1)
     offset = 1.5 * random(2, offset_group * 6 * 2, *outputs, seed=2)
     mask = random(2, offset_group * 6, *outputs, seed=3) if masked else None
-    compare("DeformConv", [x, w, offset, random(4, seed=4), mask], attributes, domain="", opset=19, rtol=1e-4, atol=1e-4)
+    compare(
+        "DeformConv", [x, w, offset, random(4, seed=4), mask], attributes, domain="", opset=19, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("attributes", [{}, {"strides": [2, 3]}, {"dilations": [2, 1], "pads": [1, 0, 2, 1]}], ids=str)

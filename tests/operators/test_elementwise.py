@@ -142,9 +142,7 @@ def test_shifts_by_any_amount(dtype, direction):
             row.append(wrapped - (1 << width) if signed and wrapped >> (width - 1) else wrapped)
         expected.append(row)
     result = np.array(expected, dtype)
-    compare(
-        "BitShift", [x, np.array(amounts, dtype)], {"direction": direction}, domain="", opset=28, expected=[result]
-    )
+    compare("BitShift", [x, np.array(amounts, dtype)], {"direction": direction}, domain="", opset=28, expected=[result])
 
 
 @pytest.mark.parametrize("op", ["Max", "Min", "Sum", "Mean"])

@@ -35,7 +35,9 @@ def test_every_form_of_a_constant():
         host_outputs("Constant", [], {"value_int": 1, "value_float": 1.0}, domain="", opset=13)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, bool, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.int64, bool, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4]
+)
 @pytest.mark.parametrize("shape", [[], [0, 2], [3, 2]])
 def test_a_filled_tensor_of_any_dtype(dtype, shape):
     value = np.array([1]).astype(dtype)

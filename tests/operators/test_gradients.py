@@ -107,7 +107,11 @@ def test_the_gradient_is_a_difference_quotient(op: str) -> None:
     def exact(moved: dict[str, np.ndarray]) -> float:
         whole = {**given, **moved}
         wide = [
-            None if not name else whole[name].astype(np.float64) if floats(given[name]) and name not in static else whole[name]
+            None
+            if not name
+            else whole[name].astype(np.float64)
+            if floats(given[name]) and name not in static
+            else whole[name]
             for name in node.inputs
         ]
         outputs = host_outputs(
@@ -136,7 +140,13 @@ INDEXED: dict[str, tuple[list[str], list[str], dict[str, Any], dict[str, Any], d
     "GatherElements": (["x:float[4,5]", "i:int64[2,5]"], ["y:float[2,5]"], {"i": np.ones((2, 5), np.int32)}, {}, {}),
     "ReverseSequence": (["x:float[4,5]", "i:int64[5]"], ["y:float[4,5]"], {"i": np.int32([1, 2, 3, 4, 1])}, {}, {}),
     "NegativeLogLikelihoodLoss": (["x:float[4,5]", "i:int64[4]"], ["y:float[]"], {"i": np.int32([1, 2, 3, 4])}, {}, {}),
-    "Resize": (["x:float[4,5]"], ["y:float[8,9]"], {}, {"mode": "linear"}, {"r": np.float32([]), "s": np.float32([2, 1.8])}),
+    "Resize": (
+        ["x:float[4,5]"],
+        ["y:float[8,9]"],
+        {},
+        {"mode": "linear"},
+        {"r": np.float32([]), "s": np.float32([2, 1.8])},
+    ),
     "Pad": (["x:float[4,5]"], ["y:float[7,5]"], {}, {"mode": "reflect"}, {"p": np.int64([2, 0, 1, 0])}),
     "CumSum": (["x:float[4,5]"], ["y:float[4,5]"], {}, {}, {"axis": np.int64(1)}),
 }
@@ -149,7 +159,9 @@ def test_traced_indices_without_x64(op: str) -> None:
     """Nothing is cut to 32 bits behind the application's back, inside of its `jit` or outside; a warning would be an error."""
     inputs, outputs, given, attributes, weights = INDEXED[op]
     names = [each.partition(":")[0] for each in inputs]
-    model = read_model(proto([make(op, [*names, *weights], ["y"], **attributes)], inputs, outputs, weights), known=known)
+    model = read_model(
+        proto([make(op, [*names, *weights], ["y"], **attributes)], inputs, outputs, weights), known=known
+    )
     apply, params = tm.to_jax(model)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)), jnp.float32)
 

@@ -79,7 +79,9 @@ def test_resize_10_and_upsample():
         for scales in ([1, 1, 1.5, 2.7], [1, 1, 0.6, 0.7]):
             compare("Resize", [x, f32(*scales)], {"mode": mode}, domain="", opset=10, rtol=1e-5, atol=1e-5)
         compare("Upsample", [x, f32(1, 1, 1.5, 2.7)], {"mode": mode}, domain="", opset=9, rtol=1e-5, atol=1e-5)
-        compare("Upsample", [x], {"mode": mode, "scales": [1.0, 1.0, 1.5, 2.7]}, domain="", opset=7, rtol=1e-5, atol=1e-5)
+        compare(
+            "Upsample", [x], {"mode": mode, "scales": [1.0, 1.0, 1.5, 2.7]}, domain="", opset=7, rtol=1e-5, atol=1e-5
+        )
 
 
 def test_resize_of_integers_and_nothing():

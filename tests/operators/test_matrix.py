@@ -95,6 +95,8 @@ def test_det(shape):
 def test_gradients():
     f = np.float64
     check_gradient("MatMul", [random(2, 3, 4, dtype=f), random(4, 5, dtype=f)])
-    check_gradient("Gemm", [random(4, 3, dtype=f), random(4, 5, dtype=f), random(5, dtype=f)], {"transA": 1, "alpha": 0.3})
+    check_gradient(
+        "Gemm", [random(4, 3, dtype=f), random(4, 5, dtype=f), random(5, dtype=f)], {"transA": 1, "alpha": 0.3}
+    )
     check_gradient("Einsum", [random(2, 3, dtype=f), random(3, 4, dtype=f)], {"equation": "ij,jk->k"})
     check_gradient("Det", [random(2, 3, 3, dtype=f)])

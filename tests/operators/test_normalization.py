@@ -99,7 +99,15 @@ def test_rms_normalization_has_the_dtype_of_scale():
     x, scale = random(2, 8).astype(np.float16), random(8, seed=1)
     wide = x.astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * scale
-    compare("RMSNormalization", [x, scale], domain="", opset=23, rtol=1e-5, atol=1e-6, expected=[expected.astype(np.float32)])
+    compare(
+        "RMSNormalization",
+        [x, scale],
+        domain="",
+        opset=23,
+        rtol=1e-5,
+        atol=1e-6,
+        expected=[expected.astype(np.float32)],
+    )
 
 
 @pytest.mark.parametrize(("opset", "count"), [(18, 2), (21, 4)])
@@ -137,7 +145,9 @@ def test_lp_normalization_leaves_zeros(p, axis):
     x[0], x[:, 1], x[:, :, 2] = 0, 0, 0
     norm = np.linalg.norm(x.astype(np.float64), p, axis, keepdims=True)
     expected = np.where(norm == 0, 0, x / np.where(norm == 0, 1, norm)).astype(np.float32)
-    compare("LpNormalization", [x], {"p": p, "axis": axis}, domain="", opset=22, rtol=1e-5, atol=1e-6, expected=[expected])
+    compare(
+        "LpNormalization", [x], {"p": p, "axis": axis}, domain="", opset=22, rtol=1e-5, atol=1e-6, expected=[expected]
+    )
 
 
 def test_mean_variance_normalization():
@@ -168,4 +178,6 @@ def test_gradients():
     check_gradient("MeanVarianceNormalization", [x], {"axes": (0, 2)})
     check_gradient("LpNormalization", [random(2, 5, dtype=f)])
     check_gradient("BatchNormalization", [random(3, 4, dtype=f), one, one, one, abs(one)])
-    check_gradient("BatchNormalization", [random(3, 4, dtype=f), one, one, one, abs(one)], {"training_mode": 1}, outputs=3)
+    check_gradient(
+        "BatchNormalization", [random(3, 4, dtype=f), one, one, one, abs(one)], {"training_mode": 1}, outputs=3
+    )

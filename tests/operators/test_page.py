@@ -35,6 +35,7 @@ HOST_ONLY = {
 }
 """All operators that no program can hold, and why."""
 
+
 def test_only_what_has_to_is_host_only() -> None:
     assert {(each.domain, each.name) for each in supported() if each.host} == set(HOST_ONLY)
 
@@ -44,7 +45,9 @@ def test_host_only_is_no_matter_of_versions() -> None:
         assert each.host == ((each.domain, each.name) in HOST_ONLY), f"{each.name}-{each.since_version}"
 
 
-@pytest.mark.skipif(onnx.defs.onnx_opset_version() != COVERED[""], reason="the page is of the newest version known here")
+@pytest.mark.skipif(
+    onnx.defs.onnx_opset_version() != COVERED[""], reason="the page is of the newest version known here"
+)
 def test_the_page_is_not_stale() -> None:
     assert PAGE.read_text("utf-8") == markdown(), "write it anew: transmuter ops --markdown > docs/operators.md"
 
@@ -62,7 +65,15 @@ def test_every_row_tells_what_the_operator_does() -> None:
 
 
 def test_dtypes_in_few_words() -> None:
-    types = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(int8)", "tensor(bool)", "seq(tensor(float))", "map(int64, float)"]
+    types = [
+        "tensor(float16)",
+        "tensor(float)",
+        "tensor(double)",
+        "tensor(int8)",
+        "tensor(bool)",
+        "seq(tensor(float))",
+        "map(int64, float)",
+    ]
     assert list(_dtypes(types)) == ["float", "bool", "int8", "map", "sequence"]
 
 

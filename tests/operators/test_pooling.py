@@ -40,7 +40,9 @@ def test_pooling(shape, kernel, geometry):
     for order in (0, 1):
         compare("MaxPool", [x], {**attributes, "storage_order": order}, domain="", opset=12, outputs=2)
     for padding in (0, 1):
-        compare("AveragePool", [x], {**attributes, "count_include_pad": padding}, domain="", opset=19, rtol=1e-5, atol=1e-6)
+        compare(
+            "AveragePool", [x], {**attributes, "count_include_pad": padding}, domain="", opset=19, rtol=1e-5, atol=1e-6
+        )
     compare("LpPool", [x], {**attributes, "p": 3}, domain="", opset=18, rtol=1e-4, atol=1e-5)
 
 

@@ -106,7 +106,9 @@ def test_the_division_has_the_precision_of_the_scale_or_of_the_attribute(half):
 def test_types_come_from_where_the_standard_says():
     x, scale = np.float32([1, 2]), np.asarray(1, np.float32)
     compare("QuantizeLinear", [x, scale], domain="", opset=13, expected=[np.array([1, 2], np.uint8)])
-    compare("QuantizeLinear", [x, scale], {"output_dtype": 5}, domain="", opset=21, expected=[np.array([1, 2], np.int16)])
+    compare(
+        "QuantizeLinear", [x, scale], {"output_dtype": 5}, domain="", opset=21, expected=[np.array([1, 2], np.int16)]
+    )
     with pytest.raises(OperatorError, match="output_dtype is int16, but y_zero_point is int8"):
         host_outputs("QuantizeLinear", [x, scale, np.zeros((), np.int8)], {"output_dtype": 5}, domain="", opset=21)
     q, half = np.array([1, 2], np.int8), np.asarray(0.5, np.float16)

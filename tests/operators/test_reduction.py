@@ -68,7 +68,9 @@ def test_over_an_empty_set(op, opset):
         compare(op, [x], {"axes": [0], "keepdims": 0}, domain="", opset=opset, expected=[result])
     if op == "ReduceMax":
         integers = np.zeros((0, 2), np.int8)
-        compare(op, [integers, np.array([0])], {"keepdims": 0}, domain="", opset=20, expected=[np.full(2, -128, np.int8)])
+        compare(
+            op, [integers, np.array([0])], {"keepdims": 0}, domain="", opset=20, expected=[np.full(2, -128, np.int8)]
+        )
 
 
 def test_the_other_axes_may_be_empty():

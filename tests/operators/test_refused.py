@@ -40,11 +40,14 @@ def refused(model: Model, given: dict[str, Any], text: str) -> None:
         assert caught.value.node == "it"
 
 
-@pytest.mark.parametrize(("op", "attributes", "expected"), [
-    ("Div", {}, [3, -3, 5]),
-    ("Mod", {}, [1, 1, 0]),
-    ("Mod", {"fmod": 1}, [1, -1, 0]),
-])
+@pytest.mark.parametrize(
+    ("op", "attributes", "expected"),
+    [
+        ("Div", {}, [3, -3, 5]),
+        ("Mod", {}, [1, 1, 0]),
+        ("Mod", {"fmod": 1}, [1, -1, 0]),
+    ],
+)
 def test_integer_division_by_zero(op: str, attributes: dict[str, int], expected: list[int]) -> None:
     model = read([node(op, ["x", "y"], ["z"], name="it", **attributes)], ["x:int64[n]", "y:int64[n]"], ["z:int64[n]"])
     assert both(model, {"x": X, "y": np.int64([2, 2, 1])})["z"].tolist() == expected

@@ -39,6 +39,7 @@ DEPRECATED = {
 OUTSIDE = {("", "SimplifiedLayerNormalization", 1): "written by onnxruntime's exporters into the standard's domain"}
 """Definitions of the standard's domains that the standard does not have."""
 
+
 def history() -> dict[tuple[str, str], dict[int, Any]]:
     """Every schema of the installed onnx: by domain and name, then by version."""
     found: dict[tuple[str, str], dict[int, Any]] = defaultdict(dict)
@@ -123,7 +124,10 @@ def test_every_definition_is_a_version_of_the_standard() -> None:
 
 def test_deprecated_versions_are_those_of_the_table() -> None:
     withdrawn = {
-        (*key, version) for key, versions in SCHEMAS.items() for version, schema in versions.items() if schema.deprecated
+        (*key, version)
+        for key, versions in SCHEMAS.items()
+        for version, schema in versions.items()
+        if schema.deprecated
     }
     assert withdrawn == set(DEPRECATED)
 

@@ -63,12 +63,16 @@ def test_stft(onesided, step, window):
 
 def test_stft_of_a_complex_signal():
     signal = random(1, 40, 2)
-    compare("STFT", [signal, np.array(4), random(16, seed=1)], {"onesided": 0}, domain="", opset=17, rtol=1e-4, atol=1e-4)
+    compare(
+        "STFT", [signal, np.array(4), random(16, seed=1)], {"onesided": 0}, domain="", opset=17, rtol=1e-4, atol=1e-4
+    )
     with pytest.raises(ValueError, match="no one-sided transform"):
         host_outputs("STFT", [signal, np.array(4), random(16)], {"onesided": 1}, domain="", opset=17)
 
 
-@pytest.mark.parametrize(("mels", "length", "low", "high"), [(12, 64, 20.0, 7000.0), (40, 512, 0.0, 8000.0), (1, 16, 0.0, 4000.0)])
+@pytest.mark.parametrize(
+    ("mels", "length", "low", "high"), [(12, 64, 20.0, 7000.0), (40, 512, 0.0, 8000.0), (1, 16, 0.0, 4000.0)]
+)
 def test_mel_weights(mels, length, low, high):
     inputs = [np.array(mels), np.array(length), np.array(16000), np.array(low, np.float32), np.array(high, np.float32)]
     compare("MelWeightMatrix", inputs, domain="", opset=17, rtol=1e-5, atol=1e-6)

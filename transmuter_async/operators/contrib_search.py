@@ -222,7 +222,11 @@ def beam_search_1(
     context: Context,
     n_outputs: int,
 ) -> Any:
-    """Beam search: sequences `(batch, answers, max_length)`, their scores, and the scores of all tokens by step."""
+    """Beam search: sequences `(batch, answers, max_length)`, their scores, and the scores of all tokens by step.
+
+    Whether an input is done is decided by its own best running score; onnxruntime takes that of the first of the batch, so
+    that its answer depends on what else is in it.
+    """
     given = dict(locals())
     if _count(logits_processor, 0):
         raise ValueError(
