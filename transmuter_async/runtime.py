@@ -37,7 +37,7 @@ from transmuter_async.actors import (
     tell_memory,
 )
 from transmuter_async.bridge import Loop, current_loop
-from transmuter_async.compiler import Batching, Options, Spec, check_devices, place
+from transmuter_async.compiler import Batching, Options, Spec, check_devices, check_together, place
 from transmuter_async.errors import ActorStopped, InputError, InvalidModel, MisuseError
 from transmuter_async.graph import Model, Source, external_locations
 from transmuter_async.hub import (
@@ -48,7 +48,7 @@ from transmuter_async.hub import (
     parse_reference,
 )
 from transmuter_async.serving import ServingActor, ServingOptions, Starting, close_servings
-from transmuter_async.sources import folder, is_repository, kept_small, read_fetched, read_local, told
+from transmuter_async.sources import folder, is_repository, kept_small, read_fetched, read_local, stem, told
 from transmuter_async.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -407,25 +407,13 @@ class Runtime:
         group, threads = self._check()
         if autotune:
             raise MisuseError("autotune is not available in this version; leave it out")
-        counts = {"max_concurrency": max_concurrency, "compile_after": compile_after, "replicas": replicas}
-        for option, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{option}={count} must be at least 1")
-        if replicas > 1 and sharding is not None:
-            raise MisuseError(
-                f"replicas={replicas} with sharding={sharding!r}: one spreads calls over the devices, the other each call; choose one"
-            )
-        if compile_after > 1 and cold == "compile":
-            raise MisuseError(
-                f'compile_after={compile_after} has calls answered without a program: add cold="interpret"'
-            )
-        for option, names in (("outputs", outputs), ("static_inputs", static_inputs), ("donate", donate)):
-            if isinstance(names, str):
-                raise InputError(f"{option}={names!r} is one text; give a list of names, [{names!r}]")
-        if name is not None and self._taken(name):
-            raise MisuseError(
-                f"there is an actor named {name!r} in this runtime already; close it, or take another name"
-            )
+        check_together(
+            {"max_concurrency": max_concurrency, "compile_after": compile_after, "replicas": replicas},
+            {"outputs": outputs, "static_inputs": static_inputs, "donate": donate},
+            cold=cold,
+            sharding=sharding,
+        )
+        self._check_name(name)
         if not isinstance(model, Model):
             model = await self.load(model)
         loaded: Model = model
@@ -451,6 +439,7 @@ class Runtime:
         places = await threads.run(partial(place, self._devices, replicas=replicas, sharding=sharding))
         if self._closing:
             raise ActorStopped("the runtime was closed; enter a new one")
+        self._check_name(name)  # again: there were waits
         name = self._name(loaded.source) if name is None else name
         preparation = Preparation(loaded, options, find_break=specs is None and compiler != "eager")
         devices = {"devices": tuple(map(str, places))} if len(places) > 1 or sharding is not None else {}
@@ -495,18 +484,20 @@ class Runtime:
         finally:
             self._actors.pop(actor.name, None)
 
+    def _check_name(self, name: str | None) -> None:
+        if name is not None and self._taken(name):
+            raise MisuseError(
+                f"there is an actor named {name!r} in this runtime already; close it, or take another name"
+            )
+
     def _taken(self, name: str) -> bool:
         return any(each in self._actors for each in (*replica_names(name, 1), *replica_names(name, 2))) or name in self._servings
 
     def _name(self, source: Source) -> str:
-        if source is None:
-            stem = "model"
-        else:
-            stem = Path(source).stem if isinstance(source, str) else source[1].rpartition("/")[2]
-        name, number = stem, 1
+        name, number = stem(source), 1
         while self._taken(name):
             number += 1
-            name = f"{stem}-{number}"
+            name = f"{stem(source)}-{number}"
         return name
 
     # Serving.

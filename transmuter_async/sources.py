@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transmuter_async.graph import Model, read_model
+from transmuter_async.graph import Model, Source, read_model
 from transmuter_async.hub import FetchedModel, HubFile, is_local_folder
 from transmuter_async.operators import known
 
-__all__ = ["folder", "is_repository", "kept_small", "read_fetched", "read_local", "told"]
+__all__ = ["folder", "is_repository", "kept_small", "read_fetched", "read_local", "stem", "told"]
 
 _BARE_REPO = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _MODEL_FILE = re.compile(r"\.(onnx|ort|pb|bin)$", re.IGNORECASE)
@@ -36,6 +36,13 @@ def told(source: Any, reference: HubFile | os.PathLike[str] | None) -> Any:
     if isinstance(reference, HubFile):
         return ("hf", reference.repo, reference.file)
     return str(source) if isinstance(source, (str, os.PathLike)) else None
+
+
+def stem(source: Source) -> str:
+    """What a model is called after where it came from."""
+    if source is None:
+        return "model"
+    return Path(source).stem if isinstance(source, str) else source[1].rpartition("/")[2]
 
 
 def read_local(source: Any) -> Model:

@@ -37,7 +37,7 @@ from transmuter_async.compiler.facts import (
 )
 from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
-from transmuter_async.compiler.options import Options, Spec
+from transmuter_async.compiler.options import Options, Spec, check_together
 from transmuter_async.compiler.placement import Placement, check_devices, place
 from transmuter_async.compiler.prepared import Prepared, prepare, replicate
 from transmuter_async.compiler.pure import to_jax
@@ -85,6 +85,7 @@ __all__ = [
     "Timings",
     "Why",
     "check_devices",
+    "check_together",
     "describe_type",
     "explain",
     "heard",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from transmuter_async.compiler.batching import Batching
 from transmuter_async.errors import InputError, MisuseError
 from transmuter_async.graph import parse_dtype
 
-__all__ = ["Options", "Spec"]
+__all__ = ["Options", "Spec", "check_together"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -130,3 +130,36 @@ class Options:
         if self.breaks == "error":
             return "breaks='error'"
         return None if self.sharding is None else f"sharding={self.sharding!r}"
+
+
+def check_together(
+    counts: Mapping[str, int], names: Mapping[str, Sequence[str] | None], *, cold: str, sharding: str | None
+) -> None:
+    """Refuse what can be refused before a model is read.
+
+    Args:
+        counts: `max_concurrency`, `compile_after`, `replicas`.
+        names: Options that take lists of names.
+        cold: As of `Options`.
+        sharding: As of `Options`.
+
+    Raises:
+        ValueError: A count below one.
+        InputError: A text where a list of names is meant.
+        MisuseError: Options that exclude each other.
+    """
+    for option, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{option}={count} must be at least 1")
+    for option, given in names.items():
+        if isinstance(given, str):
+            raise InputError(f"{option}={given!r} is one text; give a list of names, [{given!r}]")
+    if counts["compile_after"] > 1 and cold == "compile":
+        raise MisuseError(
+            f'compile_after={counts["compile_after"]} has calls answered without a program: add cold="interpret"'
+        )
+    if counts["replicas"] > 1 and sharding is not None:
+        raise MisuseError(
+            f"replicas={counts['replicas']} with sharding={sharding!r}: one spreads calls over the devices, the other each call; "
+            "choose one"
+        )
