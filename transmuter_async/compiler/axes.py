@@ -100,6 +100,7 @@ class Follower:
             unmasked position, although its mask has.
         unmasked: Inputs of which each row must hold something else than padding for the proof; True: at its front.
         lengths: Inputs of which no element may be above the size of a dimension for the proof.
+        ones: Inputs of which each row must hold a 1 for the proof: a mask whose ones are counted.
         along: The dimension whose state a rule is about to settle.
         masks: Inputs whose padding has to be put back to a value before a node reads it, by output and axis.
         born: Dimensions by the name of the integer, made inside of the graph, that is their size.
@@ -117,6 +118,7 @@ class Follower:
         atmost: Mapping[str, str] | None = None,
         watched: bool = False,
     ) -> None:
+        from transmuter_async.compiler.axes_attention import ATTENTION
         from transmuter_async.compiler.axes_control import CONTROL
         from transmuter_async.compiler.axes_index import INDEX
         from transmuter_async.compiler.axes_moves import MOVES
@@ -127,7 +129,7 @@ class Follower:
 
         self.dims = {dim.name: dim for dim in dims}
         self.rules: dict[tuple[str, str], Rule] = {
-            **RULES, **NORMS, **PRODUCTS, **MOVES, **INDEX, **WINDOWS, **CONTROL, **(rules or {})
+            **RULES, **NORMS, **PRODUCTS, **MOVES, **INDEX, **WINDOWS, **CONTROL, **ATTENTION, **(rules or {})
         }
         self.mixes: list[Mixes] = []
         self.born = dict(born or {})
@@ -138,6 +140,7 @@ class Follower:
         self.unborn: dict[str, str] = {}
         self.unmasked: dict[str, bool] = {}
         self.lengths: dict[str, str] = {}
+        self.ones: frozenset[str] = frozenset()
         self.along = ""
         self.undecided = False
         self.crossed = False
@@ -244,6 +247,15 @@ class Follower:
             return Sizes(object_array([Poly.symbol(label)], shape))
         return value
 
+    def marked(self) -> tuple[Any, ...]:
+        """What a walk has found so far; `back_to` forgets what came after."""
+        return list(self.mixes), dict(self.unmasked), dict(self.lengths), dict(self.masks), self.ones, self.undecided, self.crossed
+
+    def back_to(self, mark: tuple[Any, ...]) -> None:
+        """Forget what a walk found since `marked`."""
+        mixes, self.unmasked, self.lengths, self.masks, self.ones, self.undecided, self.crossed = mark
+        self.mixes[:] = mixes
+
     def positions(self, node: Node, tensor: Tensor) -> Tensor:
         """The result of a NonZero of something that is not followed."""
         rank = None if tensor.axes is None else len(tensor.axes)
@@ -326,7 +338,7 @@ class Follower:
                 if isinstance(value, Tensor):
                     value = replace(value, kind=result_kind(node, at, values, value.kind))
                     if name in self.atmost and value.content is None:
-                        value = replace(value, content=("atmost", self.atmost[name], ""))
+                        value = replace(value, content=("atmost", self.atmost[name], "", frozenset()))
                     self._hold_finite(node, value)
                 if name in self.born and not isinstance(value, Poison):
                     value = self._born(node, name, value)

@@ -262,7 +262,8 @@ def _against_length(follower: Follower, node: Node, originals: list[Tensor]) -> 
             known = truth.get(node.op_type, (None, None))[at]
             if known is None:
                 return None
-            source = frozenset({other[2]}) if other[2] else frozenset()
+            source = frozenset({other[2]}) if other[2] else frozenset(*other[3:])
+            follower.ones |= frozenset(*other[3:])
             if other[2]:
                 follower.lengths[other[2]] = content[1]
             return content[1], replace(constant(np.bool_(known)), source=source)

@@ -191,8 +191,8 @@ class Tensor:
         axes: None where not even the rank is known; such a value carries no followed dimension.
         content: `("iota", dim)`: the index along the dimension; `("columns", dims)`: such along the last axis, one for
             each column; `("isnan", name)`: IsNaN of a value; `("selected", number, flipped)`: positions from a NonZero;
-            `("atmost", dim, input)`: integers of which none is above the dimension's size (`input` empty: by the way it
-            was made; else an input's, where a call has to show it).
+            `("atmost", dim, "", inputs)`: integers of which none is above the dimension's size, by the way they are made;
+            where they are zero, so is everything in a row of the inputs; `("number", name)`: an input.
         taint: Where it took in a padded size or a row's place.
         fed: Whether it depends on what the caller gives, not on sizes and weights alone.
         kind: Of its dtype: "f", "i", "b", or "" where it is something else or not known.

@@ -90,6 +90,7 @@ class Proof:
         outputs: For each output its axes as `(dimension, size)` factors; empty where no followed dimension is in it, None
             where it could not be followed.
         lengths: Inputs of which no element may be above the size of a dimension.
+        ones: Inputs of which each row must hold a 1: a mask whose ones are counted.
         masks: Padding that has to be put back to a value before a node reads it.
         unborn: Dimensions that are none, and why.
     """
@@ -99,6 +100,7 @@ class Proof:
     unmasked: Mapping[str, bool]
     outputs: Mapping[str, tuple[tuple[tuple[str | None, Poly], ...], ...] | None]
     lengths: Mapping[str, str] = field(default_factory=dict)
+    ones: frozenset[str] = frozenset()
     masks: tuple[Mask, ...] = ()
     unborn: Mapping[str, str] = field(default_factory=dict)
 
@@ -344,7 +346,7 @@ class Plan:
             if value is None or not along:
                 continue
             fill = self.fill(name)
-            data = np.asarray(value) != fill
+            data = np.asarray(value) == 1 if name in proof.ones else np.asarray(value) != fill
             if at_front:
                 data = data[tuple(slice(0, 1) if at in along else slice(None) for at in range(data.ndim))]
             if not data.any(axis=along).all():
@@ -627,6 +629,7 @@ def prove(
         {name: front or follower.crossed for name, front in follower.unmasked.items()},
         outputs,
         dict(follower.lengths),
+        follower.ones,
         tuple(follower.masks.values()),
         dict(follower.unborn),
     )

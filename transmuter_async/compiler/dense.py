@@ -30,6 +30,8 @@ MARK = "@first selected"
 _OPSET = 19
 _BOOL, _INT32 = 9, 6
 _INDEX = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterND": 1, "ScatterElements": 1}
+_BEYOND = (("", "Loop"), ("", "Scan"), ("com.microsoft", "EmbedLayerNormalization"), ("com.microsoft", "GroupQueryAttention"))
+"""Operators whose look-ups, or those of their bodies, can't be given other indices where a mask selects nothing."""
 
 
 def rewritten(graph: Graph) -> tuple[str, ...]:
@@ -85,6 +87,8 @@ class _Selections(Follower):
 
     def __init__(self, wanted: Iterable[str]) -> None:
         super().__init__()
+        for name in _BEYOND:
+            del self.rules[name]
         self.wanted = frozenset(wanted)
         self.regions: dict[str, _Region] = {}
         self.masks: dict[str, str] = {}  # the region by name of its mask
