@@ -13,6 +13,7 @@ from typing import Any
 from transmuter_async.serving.scheduler import Batch, Limits, Request, Scheduler
 
 MS = 1_000_000
+NEVER = 1 << 62
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Simulation:
         self.elements: dict[Any, int] = {}
         self.pauses: dict[Any, list[tuple[int, int]]] = {}
         self._held: dict[int, int] = {}
+        self._began: dict[int, int] = {}
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._ids = itertools.count()
@@ -128,7 +130,8 @@ class Simulation:
                 max(0, min(end, self.now) - max(begin, fate.request.arrived))
                 for begin, end in self.pauses.get(fate.request.key, [])
             )
-            assert self.now >= fate.request.deadline + overlap, "a compile was charged to a deadline"
+            # What runs already, beside the compile of another program of its bucket, does not wait for that.
+            assert fate.computed or self.now >= fate.request.deadline + overlap, "a compile was charged to a deadline"
             self._answer(number, "expired")
             self._useless(self.scheduler.cancel(number, self.now))
         while (batch := self.scheduler.next(self.now)) is not None:
@@ -145,7 +148,8 @@ class Simulation:
                 self.programs.add(place)
                 self.scheduler.hold(batch.id, self.now)
                 self._held[batch.id] = self.now
-                self.pauses.setdefault(batch.key, []).append((self.now, 1 << 62))
+                self._began[batch.id] = self.now
+                self.pauses.setdefault(batch.key, []).append((self.now, NEVER))
                 self.at(self.now + self.compile, lambda batch=batch: self._compiled(batch))
             else:
                 self._busy += 1
@@ -157,12 +161,18 @@ class Simulation:
 
     def _unpause(self, batch: Batch) -> None:
         self._held.pop(batch.id, None)
-        begin, _ = self.pauses[batch.key][-1]
-        self.pauses[batch.key][-1] = (begin, self.now)
+        self._end_pause(batch)
 
     def _compiled(self, batch: Batch) -> None:
         if batch.id in self._alive:
-            self.scheduler.ready(batch.id)
+            self._end_pause(batch)
+            self.scheduler.ready(batch.id, self.now)
+
+    def _end_pause(self, batch: Batch) -> None:
+        began = self._began.pop(batch.id, None)
+        if began is not None:
+            pauses = self.pauses[batch.key]
+            pauses[pauses.index((began, NEVER))] = (began, self.now)
 
     def _check(self, batch: Batch) -> None:
         limits = self.limits
@@ -212,9 +222,6 @@ class Simulation:
             None if not self.scheduler.alive(part.request) else not (self.broken or part.request in self.bad)
             for part in batch.parts
         ]
-        if batch.key in self.pauses and self.pauses[batch.key][-1][1] == 1 << 62:
-            begin, _ = self.pauses[batch.key][-1]
-            self.pauses[batch.key][-1] = (begin, self.now)
         done, failed, opened = self.scheduler.finished(batch.id, outcomes, self.now)
         for each in done:
             fate = self.fates[each]

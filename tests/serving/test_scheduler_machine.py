@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
     def compiled(self, data: st.DataObject) -> None:
         waiting = sorted(self.held - {running.batch.id for running in self.scheduler._ready})
         if waiting:
-            self.scheduler.ready(data.draw(st.sampled_from(waiting)))
+            self.scheduler.ready(data.draw(st.sampled_from(waiting)), self.now)
 
     @rule(batch=consumes(running), data=st.data(), blamed=st.booleans())
     def finish(self, batch: int, data: st.DataObject, blamed: bool) -> None:
@@ -184,7 +184,7 @@ class Machine(RuleBasedStateMachine):
         scheduler = self.scheduler
         scheduler.draining = True
         for batch in sorted(self.held - {running.batch.id for running in scheduler._ready}):
-            scheduler.ready(batch)
+            scheduler.ready(batch, self.now)
         for _ in range(10_000):
             self.now += BREAKER_LONGEST
             self.time_passes(1)

@@ -473,12 +473,13 @@ class ServingActor(Actor):
                 pass  # the graph reads a value that only the call has: it compiles then
             except Exception as error:
                 problem = error
-            scheduler.ready(batch.id)
+            scheduler.ready(batch.id, self.clock())
             self._kick.set()
             await run.go.wait()
             if problem is not None:
                 raise problem
-        scheduler.first(batch.id, self.clock())
+        if run.item.alone or self.compiled.graph_break is not False:  # then it compiles on the way, too
+            scheduler.first(batch.id, self.clock())
         if len(self._known) >= KNOWN:
             self._known.clear()
         self._known.add(key)

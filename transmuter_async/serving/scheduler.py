@@ -515,9 +515,12 @@ class Scheduler:
         if not pausing:
             self._pause(running.batch, now)
 
-    def ready(self, batch: int) -> None:
-        """The program is there; the batch goes next. The deadlines stand still until its first run has ended."""
-        self._ready.append(self._running[batch])
+    def ready(self, batch: int, now: int) -> None:
+        """The program is there; the batch goes next."""
+        running = self._running[batch]
+        running.compiling = False
+        self._resume(running.batch, now)
+        self._ready.append(running)
 
     def first(self, batch: int, now: int) -> None:
         """A batch runs for the first time in a program that may compile on the way: deadlines stand still until it ends."""
