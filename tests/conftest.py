@@ -150,7 +150,7 @@ class Compiles:
 
         def missing(table: Any, name: str) -> tuple[Any, ...]:
             subscriptions: tuple[Any, ...] = found(table, name)
-            if name == TOLD_BY_US:
+            if name in (TOLD_BY_US, "transmuter.segment.compile.*"):
                 subscriptions = table[name] = (*subscriptions, self)
             return subscriptions
 

@@ -36,7 +36,7 @@ __all__ = ["Abandoned", "Observer"]
 
 
 class Abandoned(BaseException):
-    """Raised through the compiler to end a call that nobody waits for. Never seen outside of the actor."""
+    """Raised through the compiler to end a call that nobody waits for. Seen outside of the actor in events only."""
 
 
 class Observer:
@@ -101,7 +101,8 @@ class Observer:
         self.compiles = self.compile_failures = self.compile_time = 0
         self._segment: Span | None = None
         self._segment_began = 0
-        self._breaks: list[Span] = []  # an If or a Loop that breaks may hold further breaks
+        # With when each began; no span where nobody listens. An If or a Loop that breaks may hold further breaks.
+        self._breaks: list[tuple[Span | None, int]] = []
         self.position: int | None = None
         self._since = 0
         self._missed: int | None = None
@@ -121,15 +122,24 @@ class Observer:
 
     def check(self) -> None:
         """Raise `Abandoned` when the caller has left or its deadline has passed."""
-        if self.stopped or (self.deadline is not None and time.monotonic_ns() >= self.deadline):
-            raise Abandoned
+        if self.stopped:
+            raise Abandoned("the caller has left")
+        if self.deadline is not None and time.monotonic_ns() >= self.deadline:
+            raise Abandoned("the deadline of the call has passed")
+
+    def leave(self) -> None:
+        """The call has ended while no thread had it: so have the breaks that it was in."""
+        while self._breaks:
+            span, _ = self._breaks.pop()
+            if span is not None:
+                span.fail(Abandoned("the call has ended, and its break with it"), cancelled=True)
 
     def __call__(self, fact: Fact) -> None:
         """Take a fact. Raises `Abandoned` where the next step must not be taken."""
         if isinstance(fact, CacheHit):
             now = time.monotonic_ns()
             if self.stopped or (self.deadline is not None and now >= self.deadline):
-                raise Abandoned
+                self.check()
             self.hits += 1
             if self.position is not None:
                 self.timings.append(("segment", self.position, now - self._since))
@@ -157,7 +167,7 @@ class Observer:
             if self._telemetry.wants("transmuter.cache.advice"):
                 advice = {"position": fact.position, "axis": fact.axis, "advice": fact.advice}
                 self._telemetry.emit(
-                    "transmuter.cache.advice", {"count": fact.count}, {**self._facts, **self._where(), **advice}
+                    "transmuter.cache.advice", {"count": fact.count}, {**self._facts, **self.where(), **advice}
                 )
         elif isinstance(fact, (BreakStarted, BreakDone, BreakFailed)):
             self._broke(fact)
@@ -172,34 +182,41 @@ class Observer:
         elif isinstance(fact, DiskFailed):
             if self._telemetry.wants("transmuter.disk_cache.error"):
                 self._telemetry.emit(
-                    "transmuter.disk_cache.error", {"count": 1}, {**self._facts, "reason": fact.reason}
+                    "transmuter.disk_cache.error", {"count": 1}, {**self._facts, **self.where(), "reason": fact.reason}
                 )
         elif self._telemetry.wants("transmuter.disk_cache.evict"):
             self._telemetry.emit(
-                "transmuter.disk_cache.evict", {"bytes": fact.bytes}, {**self._facts, "reason": fact.reason}
+                "transmuter.disk_cache.evict",
+                {"bytes": fact.bytes},
+                {**self._facts, **self.where(), "reason": fact.reason},
             )
 
     def _broke(self, fact: BreakStarted | BreakDone | BreakFailed) -> None:
         now = self.ended()
         if isinstance(fact, BreakStarted):
             self.check()
-            facts = {**self._facts, "position": fact.position, "node": fact.node, "op_type": fact.op_type}
-            self._breaks.append(self._span("transmuter.break", facts).start())
+            span = None
+            if self._telemetry.traces("transmuter.break.*"):
+                facts = {**self._facts, "position": fact.position, "node": fact.node, "op_type": fact.op_type}
+                span = self._span("transmuter.break", facts).start()
+            self._breaks.append((span, time.monotonic_ns()))
         elif self._breaks:
-            span = self._breaks.pop()
+            span, began = self._breaks.pop()
             if isinstance(fact, BreakDone):
-                self.timings.append(("break", fact.position, now - span.started))
-                span.stop()
-            else:
-                span.fail(fact.error)
+                self.timings.append(("break", fact.position, now - began))
+                if span is not None:
+                    span.stop()
+            elif span is not None:
+                span.fail(fact.error, cancelled=True if isinstance(fact.error, Abandoned) else None)
 
     def _compiled(self, fact: SegmentStarted | SegmentReady | SegmentFailed) -> None:
         if isinstance(fact, SegmentStarted):
+            if self._telemetry.traces("transmuter.segment.compile.*"):
+                facts = {**self._facts, "position": fact.position, "shapes": list(fact.shapes)}
+                if self._extra is not None:
+                    facts.update(self._extra)
+                self._segment = self._span("transmuter.segment.compile", facts).start()
             self._segment_began = time.monotonic_ns()
-            facts = {**self._facts, "position": fact.position, "shapes": list(fact.shapes)}
-            if self._extra is not None:
-                facts.update(self._extra)
-            self._segment = self._span("transmuter.segment.compile", facts).start()
             return
         took = time.monotonic_ns() - self._segment_began
         self.compile_time += took
@@ -223,13 +240,18 @@ class Observer:
                 span.fail(fact.error)
 
     def _span(self, name: str, facts: Mapping[str, Any]) -> Span:
-        parent = self._breaks[-1].id if self._breaks else self.parent
-        return self._telemetry.span(name, facts, parent=parent, call=self.call)
+        return self._telemetry.span(name, facts, parent=self.inner, call=self.call)
+
+    @property
+    def inner(self) -> int | None:
+        """The innermost span that is open."""
+        return next((span.id for span, _ in reversed(self._breaks) if span is not None), self.parent)
 
     def _placed(self, fact: CacheHit | CacheMiss | CacheEvict) -> dict[str, Any]:
-        return {**self._facts, **self._where(), "position": fact.position, "shapes": list(fact.shapes)}
+        return {**self._facts, **self.where(), "position": fact.position, "shapes": list(fact.shapes)}
 
-    def _where(self) -> dict[str, Any]:
+    def where(self) -> dict[str, Any]:
+        """Metadata that tie an event to its call, and to the break it is in; empty for work of no call."""
         if self.call is None:
             return {}
-        return {"call": self.call, "parent": self._breaks[-1].id if self._breaks else self.parent}
+        return {"call": self.call, "parent": self.inner}

@@ -150,7 +150,7 @@ class ModelActor(Actor):
             raise self.stopped_error()
         if nowait and self._queued + self._paused >= self.mailbox:
             self._counts["rejected"] += 1
-            self._reject("overloaded")
+            self._reject(call, "overloaded")
             raise Overloaded(
                 f"the mailbox of {self.name!r} is full: {self._queued + self._paused} calls wait and {self._running} run; "
                 "await run() to wait for room, or send fewer at once"
@@ -176,10 +176,10 @@ class ModelActor(Actor):
         self._counts["abandoned"] += 1
         if call.place == "waiting":
             self._queued -= 1  # its entry in the mailbox is skipped later
-            if call.queued is None:
-                self._reject(why)
+            self._reject(call, why)
         elif call.place == "compiling":
             self._paused -= 1
+            self._reject(call, why)
             for compile in list(self._book.current.values()):
                 if compile.waiters.pop(call, call) is None:
                     self._book.drop_unwanted(compile)
@@ -257,13 +257,17 @@ class ModelActor(Actor):
         self, call: Call, generation: int, step: Finished | Missing | None, error: BaseException | None
     ) -> None:
         if generation != self._generation:
+            call.observer.leave()
             return  # of before a crash: everybody was answered then, and its slot went with the threads
         self._running -= 1
         self._count(call.observer)
         self.checkpoint()
         if call in self._calls:
+            call.place = "done"  # in the thread; what follows may give it another place
             if error is not None:
                 late = isinstance(error, Abandoned)
+                if late and call.execution is None:  # the thread saw that before the caller did
+                    self._reject(call, "deadline")
                 self._give(call, None, deadline_exceeded(self.name, call) if late else error)
             elif isinstance(step, Missing):
                 self._miss(call, step.job)
@@ -272,6 +276,8 @@ class ModelActor(Actor):
                 self._give(call, step.outputs, None)
                 if step.wanted and self.state == "running":
                     self._want(step.wanted, call.installed)
+        else:
+            call.observer.leave()
         self._next()
 
     def _count(self, observer: Observer) -> None:
@@ -307,17 +313,18 @@ class ModelActor(Actor):
         self._calls.discard(call)
         if call.place != "running":  # else the thread holds it, and lets go of it by itself
             call.execution = None
+            call.observer.leave()
         call.place = "done"
         call.message = None
         self._settled()
         if not self._calls:
             self.grown()
 
-    def _reject(self, why: str) -> None:
+    def _reject(self, call: Call, why: str) -> None:
+        """Tell that a call is not computed, or not any further: refused, or left while it waited."""
         if self.telemetry.wants("transmuter.queue.rejected"):
-            self.telemetry.emit(
-                "transmuter.queue.rejected", {"count": 1}, {**self.metadata, "serving": None, "why": why}
-            )
+            facts = {**self.metadata, **call.observer.where(), "serving": None, "why": why}
+            self.telemetry.emit("transmuter.queue.rejected", {"count": 1}, facts)
 
     # Compiles.
 
@@ -333,7 +340,7 @@ class ModelActor(Actor):
         call.place = "compiling"
         call.paused = time.monotonic_ns()
         self._paused += 1
-        observer = Observer(self.telemetry, self.metadata, call=call.observer.call, parent=call.observer.parent)
+        observer = Observer(self.telemetry, self.metadata, call=call.observer.call, parent=call.observer.inner)
         self._compile(job, observer, Rank.CALL).waiters[call] = None
 
     def _want(self, jobs: Iterable[CompileJob], installed: int) -> None:
@@ -356,11 +363,16 @@ class ModelActor(Actor):
         assert self._compile_threads is not None
         while (compile := self._book.start(self._compile_threads.limit)) is not None:
             self._compile_threads.submit(
-                self.run_job,
-                compile.job,
-                compile.observer,
+                self._run_job,
+                compile,
+                self._generation,
                 done=partial(self._compiled, compile, self._generation),
             )
+
+    def _run_job(self, compile: Compile, generation: int) -> Segment | None:
+        """In a compile thread. None when the actor has ended meanwhile: the program is let go of here, which takes a while."""
+        segment = self.run_job(compile.job, compile.observer)
+        return segment if generation == self._generation else None
 
     def _compiled(
         self, compile: Compile, generation: int, segment: Segment | None, error: BaseException | None
@@ -549,6 +561,8 @@ class ModelActor(Actor):
         self._queued = self._paused = self._running = 0
         for call in calls:
             call.observer.stopped = True
+            if call.place != "running":
+                call.observer.leave()
             call.place = "done"
             call.message = None
             self._counts["failed"] += 1
