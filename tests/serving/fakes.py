@@ -23,7 +23,7 @@ from transmuter_async.operators import known
 from transmuter_async.serving import Serving, ServingActor, ServingOptions
 from transmuter_async.telemetry import Telemetry
 
-BAD = 13.0
+BAD = -13.0
 BUCKETS = Batching("batch", {"length": [4, 8, 16]})
 
 
