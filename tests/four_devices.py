@@ -497,6 +497,40 @@ async def test_split_and_cold() -> None:
         assert [e.metadata["tier"] for e in recorder.events] == ["interpreted", "compiled"]
 
 
+async def test_a_serving_uses_all_replicas() -> None:
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(affine(), replicas=4, batching=BATCH)
+        held = Held(compiled)
+        async with await runtime.serve(compiled, batch_size=2) as serving:
+            results: list[tuple[int, Any]] = []
+
+            async def one(count: int) -> None:
+                results.append((count, (await serving.run({"x": rows(count)}))["y"]))
+
+            async with anyio.create_task_group() as group:
+                for _ in range(8):
+                    group.start_soon(one, 2)
+                await held.wait_running(4)
+                held.let_go()
+            assert len(set(held.running[:4])) == 4
+            assert len(results) == 8
+            for count, y in results:
+                close(y, expected(rows(count)))
+
+
+async def test_a_serving_over_a_split_batch() -> None:
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(affine(), sharding="batch", batching=BATCH)
+        async with await runtime.serve(compiled, batch_size=16) as serving:
+
+            async def one(count: int) -> None:
+                close((await serving.run({"x": rows(count)}))["y"], expected(rows(count)))
+
+            async with anyio.create_task_group() as group:
+                for count in (1, 2, 3, 5, 1, 7, 4, 2, 40):
+                    group.start_soon(one, count)
+
+
 # --- donation ---------------------------------------------------------------------------------------------------------
 
 

@@ -228,13 +228,10 @@ def own_copies(inputs: Mapping[str, Any], donate: Sequence[str]) -> dict[str, An
     arrays = {name: value for name, value in inputs.items() if isinstance(value, jax.Array)}
     for name, value in arrays.items():
         if value.is_deleted():
-            raise InputError(
-                f"the array given for {name!r} is gone: an earlier call was given it for an input that is donated, and has used "
-                "its memory; give what that call returned"
-            )
+            raise _gone(f"the array given for {name!r} is")
     taken = dict(inputs)
     if len(arrays) > 1:
-        memory = {name: _memory(value) for name, value in arrays.items()}
+        memory = {name: _memory(name, value) for name, value in arrays.items()}
         held = Counter(memory.values())
         for name in donate:
             if name in arrays and held[memory[name]] > 1:
@@ -242,11 +239,20 @@ def own_copies(inputs: Mapping[str, Any], donate: Sequence[str]) -> dict[str, An
     return taken
 
 
-def _memory(value: jax.Array) -> Any:
-    """What two arrays of the same memory have in common."""
-    return (
-        tuple(shard.data.unsafe_buffer_pointer() for shard in value.addressable_shards) if value.nbytes else id(value)
+def _gone(what: str) -> InputError:
+    return InputError(
+        f"{what} gone: another call was given it for an input that is donated, and has used its memory; give what that call returned"
     )
+
+
+def _memory(name: str, value: jax.Array) -> int:
+    """What two arrays of the same memory have in common."""
+    if not value.nbytes or len(value.sharding.device_set) > 1:
+        return id(value)
+    try:
+        return value.unsafe_buffer_pointer()
+    except (RuntimeError, ValueError) as error:  # another call has just consumed it
+        raise _gone(f"the array given for {name!r} is") from error
 
 
 class _Donating:
@@ -261,12 +267,14 @@ class _Donating:
 
     def __call__(self, weights: Any, arguments: tuple[Any, ...], seed: Any) -> Any:
         given = tuple([arguments[index] for index in self._donated])
-        result = self.program(weights, tuple([arguments[index] for index in self._others]), seed, given)
-        for value in given:
-            # jax keeps an array that numpy looks at; whether a later use is an error must not depend on that.
-            if isinstance(value, jax.Array):
-                value.delete()
-        return result
+        # jax says which arrays are gone: `delete` here would pull one from under a call of it in another thread. One that
+        # numpy looks at it keeps as it is.
+        try:
+            return self.program(weights, tuple([arguments[index] for index in self._others]), seed, given)
+        except (RuntimeError, ValueError) as error:
+            if "deleted" in str(error) or "donate" in str(error):  # another call at the same time was first
+                raise _gone("an array given for an input is") from error
+            raise
 
     def memory_analysis(self) -> Any:
         """As of the program."""
