@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import transmuter_async as tm
 from tests.test_runtime import affine, breaking, rows
+from transmuter_async import metrics
 from transmuter_async.metrics import (
     TAG_VALUES,
     OpenTelemetryMetrics,
@@ -134,6 +135,45 @@ async def test_spans_have_the_callers_span_as_parent() -> None:
         assert span.end_time is not None
         assert span.start_time is not None
         assert span.end_time >= span.start_time
+    provider.shutdown()
+
+
+async def test_a_call_inside_of_a_span_that_is_not_exported_keeps_the_callers_context() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    bus = Telemetry()
+    async with OpenTelemetrySpans(bus, tracer=tracer):
+        with (
+            tracer.start_as_current_span("request") as request,
+            bus.span("transmuter.batch", {}),
+            bus.span("transmuter.call", {}),
+        ):
+            pass
+    (call,) = [span for span in exporter.get_finished_spans() if span.name == "transmuter.call"]
+    assert call.parent is not None
+    assert call.parent.span_id == request.get_span_context().span_id
+    provider.shutdown()
+
+
+async def test_spans_whose_end_was_dropped_do_not_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "OPEN", 4)
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    bus = Telemetry()
+    async with OpenTelemetrySpans(bus, tracer=tracer) as spans:
+        for _ in range(10):
+            bus.span("transmuter.call", {"actor": "never ends"}).start()
+        with tracer.start_as_current_span("request") as request, bus.span("transmuter.call", {"actor": "ends"}):
+            pass
+    found = [span for span in exporter.get_finished_spans() if span.name == "transmuter.call"]
+    assert [span.attributes.get("transmuter.lost") for span in found if span.attributes] == [True] * 7 + [None]
+    assert found[-1].parent is not None
+    assert found[-1].parent.span_id == request.get_span_context().span_id
+    assert len(spans._open) == 3
     provider.shutdown()
 
 

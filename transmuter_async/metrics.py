@@ -43,6 +43,9 @@ TAG_VALUES = 100
 
 BUFFER = 1 << 16
 
+OPEN = 1 << 16
+"""Spans that may be open at once; the one that began first is then ended as lost."""
+
 Kind = Literal["counter", "sum", "last_value", "summary", "distribution"]
 
 _TIME = {"nanosecond": 1, "microsecond": 1_000, "millisecond": 1_000_000, "second": 1_000_000_000}
@@ -357,17 +360,19 @@ class OpenTelemetryMetrics(_Metrics):
             instrument.record(value, dict(tags))
 
 
-class _ContextSubscription(Subscription):
-    """Notes the OpenTelemetry context of the task that starts a call: an event is offered in the emitter's own context."""
+_CONTEXT = "opentelemetry.context"
 
-    contexts: dict[int, Any]
+
+class _ContextSubscription(Subscription):
+    """Adds the OpenTelemetry context of who starts a span to its start: an event is offered in the emitter's own context."""
 
     def offer(self, event: Event) -> None:
-        """As ever; of a span without a parent of ours, the context is kept until its start is read."""
-        if event.name.endswith(".start") and "parent" not in event.metadata and len(self.contexts) < BUFFER:
+        """As ever, with one fact more."""
+        if event.name.endswith(".start"):
             from opentelemetry import context
 
-            self.contexts[event.metadata["span"]] = context.get_current()
+            metadata = {**event.metadata, _CONTEXT: context.get_current()}
+            event = Event(event.name, event.measurements, metadata)
         super().offer(event)
 
 
@@ -397,14 +402,11 @@ class OpenTelemetrySpans(_Exporter):
             raise _missing("opentelemetry-sdk") from error
         self._trace: Any = trace
         self._tracer = trace.get_tracer("transmuter_async") if tracer is None else tracer
-        self._contexts: dict[int, Any] = {}
         self._open: dict[int, tuple[Any, int]] = {}
         super().__init__(telemetry, prefixes)
 
     def _subscribe(self, telemetry: Telemetry, prefixes: tuple[str, ...]) -> Subscription:
-        subscription = _ContextSubscription(telemetry, prefixes, BUFFER)
-        subscription.contexts = self._contexts
-        return subscription
+        return _ContextSubscription(telemetry, prefixes, BUFFER)
 
     def _take(self, event: Event) -> None:
         name, _, part = event.name.rpartition(".")
@@ -412,14 +414,17 @@ class OpenTelemetrySpans(_Exporter):
         if not isinstance(number, int):
             return
         if part == "start":
-            context = self._contexts.pop(number, None)
+            context = event.metadata[_CONTEXT]
             parent = event.metadata.get("parent")
             if parent in self._open:
-                context = self._trace.set_span_in_context(self._open[parent][0])
+                context = self._trace.set_span_in_context(self._open[parent][0], context)
             began = int(event.measurements["system_time"])
             span = self._tracer.start_span(name, context=context, start_time=began, attributes=_attributes(event))
-            if len(self._open) < BUFFER:
-                self._open[number] = (span, began)
+            self._open[number] = (span, began)
+            if len(self._open) > OPEN:  # ends that were dropped never come
+                lost, began = self._open.pop(next(iter(self._open)))
+                lost.set_attribute("transmuter.lost", True)
+                lost.end(end_time=began)
         elif number in self._open:
             span, began = self._open.pop(number)
             span.set_attributes(_attributes(event))
@@ -433,7 +438,7 @@ class OpenTelemetrySpans(_Exporter):
 def _attributes(event: Event) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in event.metadata.items():
-        if name in ("span", "parent", "call", "shapes", "reason", "stacktrace"):
+        if name in ("span", "parent", "call", "shapes", "reason", "stacktrace", _CONTEXT):
             continue
         if value is not None:
             found[f"transmuter.{name}"] = value if isinstance(value, (bool, int, float)) else _text(value)
