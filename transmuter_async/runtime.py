@@ -561,6 +561,10 @@ class Runtime:
         group.start_soon(serve, name=f"serving {found}")
         try:
             await actor.ready.wait()
+        except Exception:  # it could not start, and ends by itself
+            await actor.wait_stopped()
+            self._servings.pop(found, None)
+            raise
         except BaseException:
             actor.stop()
             raise

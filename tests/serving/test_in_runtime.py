@@ -1,0 +1,122 @@
+"""`runtime.serve`: how a serving starts and ends with its runtime, and the events of a full run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import transmuter_async as tm
+from tests.serving.fakes import BUCKETS, doubling, right, row, settle
+from transmuter_async.actors import Threads
+from transmuter_async.telemetry import CATALOGUE
+from transmuter_async.testing import HeldCompiler, Recorder
+
+
+async def test_a_serving_is_awaited_or_entered() -> None:
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(doubling(), batching=BUCKETS, name="double")
+        serving = await runtime.serve(compiled, batch_size=[2])
+        assert right(row(1), await serving.run(row(1)))
+        async with runtime.serve(compiled, batch_size=[2]) as other:
+            assert right(row(1), await other.run(row(1)))
+            assert (serving.name, other.name) == ("double-serving", "double-serving-2")
+        assert other.state == "stopped"
+        assert repr(serving) == "<Serving 'double-serving' running>"
+        await serving.aclose()
+        assert right(row(1), await compiled.run(row(1)))  # the model goes on
+        with pytest.raises(tm.MisuseError, match="named 'double'"):
+            await runtime.serve(compiled, name="double")
+    with pytest.raises(tm.ActorStopped):
+        await serving.run(row(1))
+    with pytest.raises(tm.MisuseError, match="not entered"):
+        await tm.Runtime().serve(compiled)
+
+
+async def test_an_error_in_the_block_ends_it_without_draining() -> None:
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(doubling(), batching=BUCKETS)
+        with pytest.raises(ZeroDivisionError):
+            async with runtime.serve(compiled, batch_size=[2]) as serving:
+                raise ZeroDivisionError
+        assert serving.state == "stopped"
+
+
+@pytest.mark.parametrize("drain", [True, False])
+async def test_closing_the_runtime_answers_everyone(drain: bool) -> None:
+    outcomes: list[Any] = []
+    async with tm.Runtime() as runtime, anyio.create_task_group() as group:
+        compiled = await runtime.compile(doubling(), batching=BUCKETS)
+        serving = await runtime.serve(compiled, batch_size=[2])
+
+        async def caller(number: int) -> None:
+            try:
+                outcomes.append(right(row(number), await serving.run(row(number))))
+            except tm.ActorStopped:
+                outcomes.append("stopped")
+
+        with HeldCompiler(compiled) as held:
+            for number in range(9):
+                group.start_soon(caller, number)
+            await held.wait_started()
+            await settle()
+            group.start_soon(lambda: runtime.aclose(drain=drain))
+            await settle()
+            held.release()
+            with anyio.fail_after(20):
+                while len(outcomes) < 9:
+                    await settle()
+    assert outcomes == [True if drain else "stopped"] * 9
+
+
+async def test_a_full_run_emits_what_the_catalogue_says() -> None:
+    async with tm.Runtime() as runtime, Recorder(runtime.telemetry) as recorder:
+        compiled = await runtime.compile(doubling(), batching=BUCKETS)
+        async with runtime.serve(compiled, batch_size=[4], timeout=100) as serving:
+            await serving.warm()
+            async for _ in serving.map(row(n, 3) for n in range(40)):
+                pass
+            with pytest.raises(tm.InputError):
+                await serving.run(row(0, 99))
+        events = recorder.events
+        for event in events:
+            kind = CATALOGUE[event.name]
+            assert set(kind.measurements) <= event.measurements.keys(), event.name
+            assert set(kind.metadata) <= event.metadata.keys(), event.name
+        stops = recorder.named("transmuter.batch.stop")
+        assert sum(event.measurements["size"] for event in stops) == 40
+        inside = {event.metadata["span"] for event in stops}
+        calls = [e for e in recorder.named("transmuter.call.stop") if e.metadata.get("parent") in inside]
+        assert len(calls) == len(stops)
+        names = recorder.names()
+        for name in ("transmuter.actor.started", "transmuter.actor.stopped"):
+            assert [e.metadata["actor"] for e in recorder.named(name)].count(serving.name) == 1, names
+
+
+async def test_a_refusal_at_the_start_leaves_nothing_behind() -> None:
+    mixing = doubling()
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(mixing, batching=tm.Batching(buckets={"length": [4]}))
+        with pytest.raises(tm.InputError, match="computes 1 at once"):
+            await runtime.serve(compiled, concurrency=2)
+        fixed = await runtime.compile(doubling(batch=2, length=3))
+        with pytest.raises(tm.InputError, match=r"no input has an open first dimension.*Batching\(batch="):
+            await runtime.serve(fixed)
+        assert not runtime._servings
+        assert isinstance(runtime._threads, Threads)
+
+
+async def test_the_batch_of_the_names_and_buckets_of_the_compile_go_together() -> None:
+    """Buckets are told, the batch is read from the graph's names."""
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(doubling(), batching=tm.Batching(buckets={"length": [4, 8]}))
+        async with runtime.serve(compiled, batch_size=[1, 2], max_padded=8) as serving:
+            statistics = await serving.statistics()
+            assert statistics.batch == "batch"
+            await serving.warm()
+            outputs = await serving.run({"x": np.ones((3, 7), np.float32)})
+            assert outputs["y"].shape == (3, 7)
+            assert outputs["total"].tolist() == [14, 14, 14]
+        assert (await compiled.statistics()).cache.programs == 3
