@@ -15,6 +15,8 @@ from transmuter_async.errors import NeedsValue, OperatorError
 from transmuter_async.graph import Node
 from transmuter_async.graph.dtypes import element_type_of
 from transmuter_async.operators import invoke, resolve
+from transmuter_async.operators.lowering import LOWERINGS
+from transmuter_async.operators.recipes import RECIPES
 
 onnxruntime.set_default_logger_severity(4)
 MICROSOFT = "com.microsoft"
@@ -92,6 +94,13 @@ class Bench:
         )
         self.opset = opset
         self.platform = "cpu"
+        self.lowerings = frozenset(LOWERINGS)
+
+    def lowers(self, name: str) -> bool:
+        return name in self.lowerings
+
+    def prepared(self, weight: Any, recipe: str) -> Any:
+        return RECIPES[recipe](weight)
 
     def bounded(
         self, indices: Any, size: Any, *, input: str, axis: int | None, inclusive: bool = False
@@ -189,7 +198,8 @@ def traced_outputs(
     def call(*traced: Any) -> tuple[Any, ...]:
         rest = iter(traced)
         given = [value if k in held else next(rest) for k, value in enumerate(inputs)]
-        return host_outputs(op, given, attributes, domain=domain, opset=opset, outputs=outputs)
+        with jax.disable_jit(not definition.loops):  # as a program is traced
+            return host_outputs(op, given, attributes, domain=domain, opset=opset, outputs=outputs)
 
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         results = jax.jit(call)(*(value for k, value in enumerate(inputs) if k not in held))

@@ -14,10 +14,10 @@ import numpy as np
 from transmuter_async.compiler.alarms import Alarm, out_of_range
 from transmuter_async.compiler.flow import nodes_between
 from transmuter_async.compiler.needs import known_value
-from transmuter_async.compiler.run import FOLD_BYTES, MAX_ELEMENTS, Run, Scope, has_traced
+from transmuter_async.compiler.run import FOLD_BYTES, LIFT_BYTES, MAX_ELEMENTS, Run, Scope, has_traced
 from transmuter_async.errors import OperatorError
 from transmuter_async.graph import Node
-from transmuter_async.operators import Operator, fold_in
+from transmuter_async.operators import RECIPES, Operator, fold_in
 
 __all__ = ["NodeContext", "TooLargeToFold", "Walk"]
 
@@ -43,6 +43,20 @@ class NodeContext:
         self.platform = run.platform
         self.folding = folding
         self.walk = walk
+
+    def lowers(self, name: str) -> bool:
+        """See `operators.Context.lowers`."""
+        if name not in self.run.lowerings:
+            return False
+        self.run.taken[self.node.name, self.node.operator, name] = None
+        return True
+
+    def prepared(self, weight: Any, recipe: str) -> Any:
+        """See `operators.Context.prepared`."""
+        if isinstance(weight, jax.Array):
+            return RECIPES[recipe](weight)
+        weight = self.run.prepare(weight, recipe)
+        return self.run.lift(weight) if self.run.tracing and weight.nbytes > LIFT_BYTES else weight
 
     def bounded(
         self, indices: Any, size: Any, *, input: str, axis: int | None, inclusive: bool = False

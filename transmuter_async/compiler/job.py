@@ -259,23 +259,24 @@ class CompileJob:
                 for name in nodes[index].outputs
                 if name and prepared.last_use.get(name, -1) >= stop
             ]
+            results = {name: scope.read(name) for name in live}
             plan = _Plan(
                 stop=stop,
                 needs=needs,
                 reads=reads,
                 statics=statics | run.statics,
                 lifted=lifted,
-                outputs=tuple(name for name in live if has_traced(scope.values[name])),
-                host_outputs={name: scope.values[name] for name in live if not has_traced(scope.values[name])},
+                outputs=tuple(name for name in live if has_traced(results[name])),
+                host_outputs={name: results[name] for name in live if not has_traced(results[name])},
                 alarms=tuple(run.alarms),
                 uses_seed=run.used_seed,
                 traced_nodes=run.traced_nodes,
-                output_trees=[sequence_length(scope.values[name]) for name in live if has_traced(scope.values[name])],
+                output_trees=[sequence_length(results[name]) for name in live if has_traced(results[name])],
                 output_kinds=[
                     (leaf.shape, leaf.dtype)
                     for name in live
-                    if has_traced(scope.values[name])
-                    for leaf in jax.tree.leaves(scope.values[name])
+                    if has_traced(results[name])
+                    for leaf in jax.tree.leaves(results[name])
                 ],
             )
 
@@ -325,7 +326,7 @@ class CompileJob:
             entered = {id(leaf) for leaf in jax.tree.leaves((given, values, consumed))}
             outputs = tuple(
                 # A program's input returned as it is would be the same memory as the caller's.
-                jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in entered else leaf, scope.values[name])
+                jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in entered else leaf, scope.read(name))
                 for name in plan.outputs
             )
             return outputs, run.alarm
@@ -364,6 +365,8 @@ class CompileJob:
             platform=self.prepared.platform,
             lift=lift,
             producers=self.prepared.producers,
+            lowerings=self.prepared.lowerings,
+            prepare=self.prepared.root.rearranged,
         )
 
     def _scope(self, entry: dict[str, Any], reads: set[str]) -> Scope:

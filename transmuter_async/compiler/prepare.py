@@ -23,8 +23,19 @@ from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
 from transmuter_async.compiler.placement import Placement, batch_axes, spread_rows
 from transmuter_async.errors import InputError
-from transmuter_async.graph import Graph, Model, Node, TensorType, Value, deduplicate, prune, remove_identity
-from transmuter_async.operators import resolve
+from transmuter_async.graph import (
+    Graph,
+    Model,
+    Node,
+    TensorType,
+    Value,
+    aligned_empty,
+    deduplicate,
+    freeze,
+    prune,
+    remove_identity,
+)
+from transmuter_async.operators import RECIPES, lowerings_for, resolve
 from transmuter_async.version import __version__
 
 __all__ = ["PreparedGraph", "is_host_only", "prepare_graph"]
@@ -49,6 +60,7 @@ class PreparedGraph:
         dim_like: Names of values that may become static, by the graph's declared types.
         producers: Node by name of its output, subgraphs included.
         padding: How calls are padded and cut, None where they are not.
+        lowerings: Names of the forms that operators take in programs.
         placement: The devices that its programs run on; `device` is the first of them.
         batch_axes: The axis of each input along which a mesh splits it.
         first: The one of the same graph that was prepared first; replicas on other devices share what it knows of the graph.
@@ -82,6 +94,8 @@ class PreparedGraph:
         self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
         self.dim_like: frozenset[str] = _dim_like(graph)
         self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
+        self._rearranged: dict[tuple[int, str], np.ndarray] = {}
+        self._rearranged_numbers: dict[int, tuple[int, str]] = {}
         self._lock = threading.Lock()
         self.root: PreparedGraph = self
         if placement.mesh is not None:
@@ -105,6 +119,7 @@ class PreparedGraph:
         self.batch_axes = {}
         self.device: jax.Device = placement.device
         self.platform: str = self.device.platform
+        self.lowerings = lowerings_for(self.platform, optimize=options.optimize, forced=options.lowerings)
         self.nodes: tuple[Node, ...] = graph.nodes
         self.outputs: tuple[str, ...] = tuple(value.name for value in graph.outputs)
         self.output_names = frozenset(self.outputs)
@@ -149,7 +164,7 @@ class PreparedGraph:
         root = self.root
         found = []
         for array in arrays:
-            if id(array) not in root._weight_numbers:
+            if id(array) not in root._weight_numbers and id(array) not in root._rearranged_numbers:
                 found.append(jax.device_put(array, self.placement.home))
                 continue
             with root._lock:
@@ -159,6 +174,27 @@ class PreparedGraph:
                     root._weights[id(array)] = entry
             found.append(entry[1])
         return tuple(found)
+
+    def rearranged(self, array: np.ndarray, recipe: str) -> np.ndarray:
+        """An array as a recipe of `operators.RECIPES` makes it: a weight once, in aligned memory, for all programs."""
+        if recipe == "same":
+            return array
+        number = self._weight_numbers.get(id(array))
+        if number is None:
+            return np.ascontiguousarray(RECIPES[recipe](array))
+        with self._lock:
+            found = self._rearranged.get((number, recipe))
+            if found is None:
+                made = RECIPES[recipe](array)
+                found = aligned_empty(made.size, made.dtype).reshape(made.shape)
+                found[...] = made
+                self._rearranged[number, recipe] = freeze(found)
+                self._rearranged_numbers[id(found)] = (number, recipe)
+            return found
+
+    def origin(self, array: np.ndarray) -> tuple[int, str] | None:
+        """The number of the weight that an array was rearranged from, and the recipe; None for any other array."""
+        return self._rearranged_numbers.get(id(array))
 
     def weight_number(self, array: np.ndarray) -> int | None:
         """The number of a weight among all of the graph's, bodies included; None for an array that is none."""
@@ -196,6 +232,8 @@ class PreparedGraph:
         """Forget the device's copies of the weights. Programs that hold them keep them alive until dropped."""
         with self._lock:
             self._weights.clear()
+            self._rearranged.clear()
+            self._rearranged_numbers.clear()
 
 
 def prepare_graph(model: Model, options: Options) -> Graph:

@@ -157,6 +157,8 @@ class _Function:
                 platform=prepared.platform,
                 producers=prepared.producers,
                 weights={self.weights[name]: value for name, value in params.items()},
+                lowerings=prepared.lowerings,
+                prepare=prepared.rearranged,
             )
             outer = Scope({k: run.weights.get(id(v), v) for k, v in prepared.graph.initializers.items()})
             given = {name: self._cast(name, value) for name, value in inputs.items()}

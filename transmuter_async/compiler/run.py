@@ -12,7 +12,7 @@ import numpy as np
 
 from transmuter_async.compiler.alarms import Alarm
 from transmuter_async.graph import Node
-from transmuter_async.operators import first_alarm
+from transmuter_async.operators import RECIPES, ChannelsLast, first_alarm
 
 __all__ = [
     "FOLD_BYTES",
@@ -69,10 +69,20 @@ class Scope:
         if name in self.values:
             if self.reads is not None:
                 self.reads.add(name)
-            return self.values[name]
+            value = self.values[name]
+            return value.plain() if isinstance(value, ChannelsLast) else value
         if self.outer is None:
             raise KeyError(name)
         return self.outer.read(name)
+
+    def as_it_lies(self, name: str) -> Any:
+        """The same, but a `ChannelsLast` value is given as such."""
+        scope: Scope | None = self
+        while scope is not None:
+            if isinstance(found := scope.values.get(name), ChannelsLast):
+                return found
+            scope = None if name in scope.values else scope.outer
+        return self.read(name)
 
 
 @dataclass(slots=True)
@@ -88,6 +98,9 @@ class Run:
         lift: Gives the argument that stands for a large known array.
         weights: By `id` of an initializer or Constant of a body: what stands for it, where the caller gives weights of its own.
         producers: Node by output name, for the text of breaks.
+        lowerings: Names of the forms that operators may take, see `operators.lowering`; none: plain ones.
+        taken: What was taken, `(node, operator, name of the lowering)`.
+        prepare: Gives a weight rearranged by a recipe, once for all programs.
         fold_limit: Where constants are folded, the bytes that a result may take: above them `TooLargeToFold` is raised.
     """
 
@@ -108,6 +121,9 @@ class Run:
     warned: bool = False
     traced_nodes: int = 0
     depth: int = 0
+    lowerings: frozenset[str] = frozenset()
+    taken: dict[tuple[str, str, str], None] = field(default_factory=dict)
+    prepare: Callable[[np.ndarray, str], np.ndarray] = lambda array, recipe: RECIPES[recipe](array)
     fold_limit: int | None = None
     visits: int = 0
 
@@ -128,7 +144,7 @@ def has_traced(value: Any) -> bool:
     """Whether a value is, or holds, a JAX value."""
     if isinstance(value, list):
         return any(map(has_traced, value))
-    return isinstance(value, jax.Array)
+    return isinstance(value, (jax.Array, ChannelsLast))
 
 
 def is_opaque(value: Any) -> bool:

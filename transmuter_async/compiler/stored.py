@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -121,10 +121,14 @@ class Stored:
         except (OSError, Rejected, TypeError) as error:
             observe(DiskFailed(f"{type(error).__name__}: {error}"))
 
-    def _weight_record(self, array: np.ndarray, arrays: list[np.ndarray]) -> dict[str, int]:
-        number = self.job.prepared.root.weight_number(array)
+    def _weight_record(self, array: np.ndarray, arrays: list[np.ndarray]) -> dict[str, Any]:
+        root = self.job.prepared.root
+        number = root.weight_number(array)
         if number is not None:
             return {"weight": number}
+        origin = root.origin(array)
+        if origin is not None:
+            return {"weight": origin[0], "recipe": origin[1]}
         arrays.append(array)
         return {"array": len(arrays) - 1}
 
@@ -133,7 +137,9 @@ class Stored:
         root = job.prepared.root
         try:
             weights = [
-                root.weight(item["weight"]) if "weight" in item else entry.arrays[item["array"]]
+                root.rearranged(root.weight(item["weight"]), item.get("recipe", "same"))
+                if "weight" in item
+                else entry.arrays[item["array"]]
                 for item in record["weights"]
             ]
             layout = Layout(tuple(record["arguments"]), tuple(record["values"]))

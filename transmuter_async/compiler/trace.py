@@ -28,7 +28,7 @@ from transmuter_async.compiler.needs import admit, first_traced, needs_value
 from transmuter_async.compiler.run import MAX_ELEMENTS, MAX_VISITS, SHADOW_ELEMENTS, Run, Scope, has_traced
 from transmuter_async.errors import NeedsValue, OperatorError, TransmuterError, UnsupportedModel
 from transmuter_async.graph import Graph, Node, Value
-from transmuter_async.operators import Operator, forced_trace, invoke, resolve
+from transmuter_async.operators import ChannelsLast, Operator, forced_trace, invoke, keep_channels_last, resolve
 
 __all__ = ["run_node", "run_nodes"]
 
@@ -74,7 +74,9 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
     if run.weights and node.op_type == "Constant" and id(node.attributes.get("value")) in run.weights:
         scope.values[node.outputs[0]] = run.weights[id(node.attributes["value"])]
         return
-    values = [scope.read(name) if name else None for name in node.inputs]
+    lying = "channels last" in run.lowerings
+    read = scope.as_it_lies if lying else scope.read
+    values = [read(name) if name else None for name in node.inputs]
     forced = False
     if run.tracing:
         run.visits += 1
@@ -85,19 +87,24 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
                 node=node.name,
                 operator=node.operator,
             )
-        values, forced = admit(run, node, definition, values)
     elif len(values) > 1:
         _hold_operands_to_budget(run, node, values)
     attributes = {
         key: _Subgraph(run, value, scope, node) if isinstance(value, Graph) else value
         for key, value in node.attributes.items()
     }
-    context = NodeContext(
-        run, node, definition, scope, folding=(run.tracing and not forced) or run.fold_limit is not None, walk=run_nodes
-    )
+    context = NodeContext(run, node, definition, scope, folding=run.fold_limit is not None, walk=run_nodes)
     runner = {"n_outputs": len(node.outputs), "context": context}
     try:
-        if forced:
+        outputs = keep_channels_last(definition, values, attributes, runner) if lying else None
+        if outputs is None:
+            values = [value.plain() if isinstance(value, ChannelsLast) else value for value in values]
+            if run.tracing:
+                values, forced = admit(run, node, definition, values)
+                context.folding = context.folding or not forced
+        if outputs is not None:
+            pass
+        elif forced:
             with forced_trace():
                 outputs = invoke(definition, values, attributes, runner)
         else:
@@ -135,12 +142,13 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
             scope.values[name] = value
             traced = traced or has_traced(value)
     if traced:
-        _hold_to_budget(context, outputs)
+        seen = tuple(value.array if isinstance(value, ChannelsLast) else value for value in outputs)
+        _hold_to_budget(context, seen)
         run.traced_nodes += 1
         if run.shadows is not None:
             _shadow(run, node, definition, values, attributes, outputs)
         if run.nonfinite != "ignore":
-            _watch(run, node, outputs)
+            _watch(run, node, seen)
         time.sleep(0)  # tracing holds the GIL: give the event loop its turn
     elif not run.tracing and run.nonfinite != "ignore":
         _watch_on_host(run, node, outputs)

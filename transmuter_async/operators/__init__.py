@@ -6,11 +6,14 @@ definitions. The layer knows graphs' values but no segments, actors or events.
 
 from __future__ import annotations
 
+from transmuter_async.operators.channels_last import ChannelsLast, keep_channels_last
 from transmuter_async.operators.context import Context, Subgraph, first_alarm
 from transmuter_async.operators.contrib_decoders import Call
 from transmuter_async.operators.contrib_generation import Outside, Search, conversation
 from transmuter_async.operators.contrib_search import SEARCHES
 from transmuter_async.operators.iteration import HOST_TRIPS
+from transmuter_async.operators.lowering import LOWERINGS, lowerings_for
+from transmuter_async.operators.recipes import RECIPES
 from transmuter_async.operators.registry import (
     Operator,
     forced_trace,
@@ -75,8 +78,11 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
 
 __all__ = [
     "HOST_TRIPS",
+    "LOWERINGS",
+    "RECIPES",
     "SEARCHES",
     "Call",
+    "ChannelsLast",
     "Context",
     "Operator",
     "Outside",
@@ -88,7 +94,9 @@ __all__ = [
     "forced_trace",
     "invoke",
     "is_host",
+    "keep_channels_last",
     "known",
+    "lowerings_for",
     "operator",
     "resolve",
     "supported",

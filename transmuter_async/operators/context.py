@@ -47,12 +47,28 @@ class Context(Protocol):
     Attributes:
         node: The node itself, for its name in errors.
         opset: Version of the node's domain.
-        platform: "cpu", "gpu" or "tpu": where a traced value will be computed. Lowerings are chosen by it.
+        platform: "cpu", "gpu" or "tpu": where a traced value will be computed. It decides in which dtype narrow floats are
+            computed; forms that are only faster are asked for with `lowers`.
     """
 
     node: Node
     opset: int
     platform: str
+
+    def lowers(self, name: str) -> bool:
+        """Whether the operator takes the form of that name in `lowering.LOWERINGS`; the answer is noted for `explain`.
+
+        Asked last, when the shapes fit.
+        """
+        ...
+
+    def prepared(self, weight: Any, recipe: str) -> Any:
+        """A weight, rearranged by the recipe of that name in `recipes.RECIPES`.
+
+        One known on the host is rearranged once for all programs, and enters a program as an argument where it is large; a
+        traced one is rearranged in the program.
+        """
+        ...
 
     def bounded(
         self, indices: Any, size: int | Any, *, input: str, axis: int | None, inclusive: bool = False

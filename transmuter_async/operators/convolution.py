@@ -15,16 +15,15 @@ import numpy as np
 from jax import lax
 
 from transmuter_async.operators.context import Context
+from transmuter_async.operators.convolution_forms import channels_first, plain
 from transmuter_async.operators.numeric import narrow, sigmoid, spatial, wide_dtype, widen
 from transmuter_async.operators.registry import is_host, operator, xp
-from transmuter_async.operators.windows import Windows, isolate, pad_spatial, taps, view, windows
+from transmuter_async.operators.windows import Windows, pad_spatial, taps, view, windows
 
 __all__ = ["convolve"]
 
 # Elements of the unfolded input that the host form holds at once.
 _HOST_CHUNK = 1 << 23
-# Above this many multiply-adds per output the unrolled CPU forms compile for longer than they save.
-_UNROLLED = 128
 
 
 @operator("Conv", since_version=1)
@@ -52,7 +51,7 @@ def conv_1(
     if kernel_shape and tuple(kernel_shape) != tuple(W.shape[2:]):
         raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of W, {tuple(W.shape[2:])}")
     w = windows(X.shape, W.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
-    return _with_bias(convolve(X, W, w, group, context.platform), B, X.dtype)
+    return _with_bias(convolve(X, W, w, group, context), B, X.dtype)
 
 
 def _with_bias(y: Any, bias: Any, dtype: Any) -> Any:
@@ -64,13 +63,11 @@ def _with_bias(y: Any, bias: Any, dtype: Any) -> Any:
     return narrow(y, dtype)
 
 
-def convolve(x: Any, weights: Any, w: Windows, group: int, platform: str) -> Any:
+def convolve(x: Any, weights: Any, w: Windows, group: int, context: Context) -> Any:
     """The convolution itself: (N, C, *sizes) with (M, C / group, *kernel) gives (N, M, *outputs).
 
     The result has the dtype to accumulate in (float32 for narrow floats, else x's). On the CPU narrow floats are widened
-    and the shapes for which XLA's convolution is slow there take another form: depthwise and thin groups as shifted
-    multiply-adds, kernels of one element as a matrix product, spatial axes of size one dropped, strided kernels
-    unfolded.
+    and the shapes for which XLA's convolution is slow there take another form, see `convolution_forms`.
     """
     channels, filters, per_group = x.shape[1], weights.shape[0], weights.shape[1]
     if group < 1 or channels != per_group * group or filters % group:
@@ -85,70 +82,11 @@ def convolve(x: Any, weights: Any, w: Windows, group: int, platform: str) -> Any
     if is_host(x, weights):
         with np.errstate(all="ignore"):
             return _host_convolve(widen(x), widen(weights), w, group)
-    if platform == "cpu":
+    if context.platform == "cpu":
         x, weights = widen(jnp.asarray(x)), widen(jnp.asarray(weights))
         if jnp.issubdtype(accumulate, jnp.floating):
-            return _cpu_convolve(x, weights, w, group)
-    return _lax_convolve(x, weights, w, group, accumulate)
-
-
-def _lax_convolve(x: Any, weights: Any, w: Windows, group: int, accumulate: Any) -> Any:
-    dims = "DHW"[-len(w.kernel) :] if len(w.kernel) <= 3 else "".join(chr(97 + i) for i in range(len(w.kernel)))
-    return lax.conv_general_dilated(
-        x,
-        weights,
-        window_strides=w.strides,
-        padding=list(zip(w.low, _high(w), strict=True)),
-        rhs_dilation=w.dilations,
-        dimension_numbers=(f"NC{dims}", f"OI{dims}", f"NC{dims}"),
-        feature_group_count=group,
-        preferred_element_type=accumulate,
-    )
-
-
-def _high(w: Windows) -> tuple[int, ...]:
-    """Padding after (negative crops) with which exactly `outputs` windows fit, for lax and the shifted forms."""
-    return tuple(
-        (out - 1) * s + (k - 1) * d + 1 - size - low
-        for size, k, s, d, low, out in zip(w.sizes, w.kernel, w.strides, w.dilations, w.low, w.outputs, strict=True)
-    )
-
-
-def _cpu_convolve(x: Any, weights: Any, w: Windows, group: int) -> Any:
-    rank = len(w.kernel)
-    unit = [i for i in range(rank) if w.sizes[i] == 1 and w.kernel[i] == 1 and w.outputs[i] == 1 and w.low[i] == 0]
-    if unit and rank > 1:
-        keep = [i for i in range(rank) if i not in unit] or [0]
-        thin = Windows(*(tuple(getattr(w, name)[i] for i in keep) for name in Windows.__slots__))
-        lead = x.reshape(*x.shape[:2], *thin.sizes)
-        lower = _cpu_convolve(lead, weights.reshape(*weights.shape[:2], *thin.kernel), thin, group)
-        return lower.reshape(*lower.shape[:2], *w.outputs)
-    batch, channels = x.shape[:2]
-    filters, per_group = weights.shape[:2]
-    places = math.prod(w.kernel)
-    if group == 1 and places == 1 and not any(w.low):
-        _, x = next(taps(pad_spatial(x, w.low, _high(w)), w))
-        mixed = jnp.matmul(weights.reshape(filters, channels), x.reshape(batch, channels, -1))
-        return mixed.reshape(batch, filters, *w.outputs)
-    if group > 1 and per_group <= 8 and places * per_group <= _UNROLLED:
-        padded = isolate(pad_spatial(x, w.low, _high(w)))
-        split = weights.reshape(group, filters // group, per_group, *w.kernel)
-        spread = (1,) * rank
-        y: Any = None
-        for place, part in taps(padded, w):
-            part = part.reshape(batch, group, 1, per_group, *w.outputs)
-            for channel in range(per_group):
-                factor = split[(slice(None), slice(None), channel, *place)].reshape(group, -1, *spread)
-                term = part[:, :, :, channel] * factor
-                y = term if y is None else y + term
-        return y.reshape(batch, filters, *w.outputs)
-    if group == 1 and rank == 2 and 1 < places <= 9 and max(w.strides) > 1:
-        padded = isolate(pad_spatial(x, w.low, _high(w)))
-        # The barrier keeps XLA from splitting the product of a concatenation into a product for each part.
-        unfolded = isolate(jnp.concatenate([part.reshape(batch, channels, -1) for _, part in taps(padded, w)], axis=1))
-        flat = jnp.moveaxis(weights.reshape(filters, channels, places), 2, 1).reshape(filters, -1)
-        return jnp.matmul(flat, unfolded).reshape(batch, filters, *w.outputs)
-    return _lax_convolve(x, weights, w, group, x.dtype)
+            return channels_first(x, weights, w, group, context)
+    return plain(x, weights, w, group, accumulate)
 
 
 def _host_convolve(x: np.ndarray, weights: np.ndarray, w: Windows, group: int) -> np.ndarray:
@@ -447,7 +385,7 @@ def causal_conv_with_state_27(
     padded = m.concatenate([past_state, input], axis=2)
     shape = (batch, channels, padded.shape[2])
     w = windows(shape, weight.shape[2:], strides=None, dilations=None, pads=None, auto_pad="NOTSET")
-    y = convolve(padded, weight, w, channels, context.platform)
+    y = convolve(padded, weight, w, channels, context)
     if bias is not None:
         y = y + widen(bias)[:, None]
     if activation != "none":

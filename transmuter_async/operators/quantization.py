@@ -367,7 +367,7 @@ def _integer_convolution(
     places = windows(data.shape, weights.shape[2:], **attributes)
 
     def run(part: Any, kind: Any) -> Any:
-        return convolve(data.astype(kind), part.astype(kind), places, group, context.platform).astype(np.int32)
+        return convolve(data.astype(kind), part.astype(kind), places, group, context).astype(np.int32)
 
     if is_host(data, weights):
         return run(weights, np.float64)

@@ -126,13 +126,14 @@ def windows(
     return Windows(sizes, kernel, strides, dilations, tuple(low), tuple(high), tuple(outputs))
 
 
-def pad_spatial(x: Any, low: Sequence[int], high: Sequence[int], value: Any = 0) -> Any:
-    """`x` with `value` around its spatial axes; negative amounts crop."""
+def pad_spatial(x: Any, low: Sequence[int], high: Sequence[int], value: Any = 0, *, first: int = 2) -> Any:
+    """`x` with `value` around its spatial axes, which start at `first`; negative amounts crop."""
     if not any(low) and not any(high):
         return x
     value = np.asarray(value, x.dtype)
     if not is_host(x):
-        config = [(0, 0, 0), (0, 0, 0), *((before, after, 0) for before, after in zip(low, high, strict=True))]
+        around = [(before, after, 0) for before, after in zip(low, high, strict=True)]
+        config = [(0, 0, 0)] * first + around + [(0, 0, 0)] * (x.ndim - first - len(around))
         return lax.pad(x, jnp.asarray(value), config)
     crop = tuple(slice(max(0, -a), n - max(0, -b)) for a, b, n in zip(low, high, x.shape[2:], strict=True))
     x = x[(slice(None), slice(None), *crop)]
@@ -148,24 +149,27 @@ def isolate(x: Any) -> Any:
     return x if is_host(x) else lax.optimization_barrier(x)
 
 
-def taps(padded: Any, w: Windows) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """Each place of the kernel with the elements that it meets in all windows: (place, (N, C, *outputs))."""
+def taps(padded: Any, w: Windows, *, first: int = 2) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Each place of the kernel with the elements that it meets in all windows: (place, (N, C, *outputs)).
+
+    With `first=1` the channels are the last axis.
+    """
     for place in product(*(range(k) for k in w.kernel)):
         cut = tuple(
             slice(p * d, p * d + (out - 1) * s + 1 if out else p * d, s)
             for p, d, s, out in zip(place, w.dilations, w.strides, w.outputs, strict=True)
         )
-        yield place, padded[(slice(None), slice(None), *cut)]
+        yield place, padded[(slice(None),) * first + cut]
 
 
-def separable(padded: Any, w: Windows, combine: Callable[[Any, Any], Any]) -> Any:
+def separable(padded: Any, w: Windows, combine: Callable[[Any, Any], Any], *, first: int = 2) -> Any:
     """Reduce each window with an associative `combine`, axis after axis: sum(kernel) steps instead of prod(kernel)."""
     result = padded
     for axis, (k, d, s, out) in enumerate(zip(w.kernel, w.dilations, w.strides, w.outputs, strict=True)):
-        if k == 1 and s == 1 and result.shape[2 + axis] == out:
+        if k == 1 and s == 1 and result.shape[first + axis] == out:
             continue
         source = isolate(result)
-        before = (slice(None),) * (2 + axis)
+        before = (slice(None),) * (first + axis)
         result = None
         for tap in range(k):
             start = tap * d

@@ -1,0 +1,407 @@
+"""Values that keep their channels as the last axis in memory, and how operators compute on them.
+
+ONNX has images as (N, C, *sizes). On a CPU convolutions, pooling and everything between them are faster as (N, *sizes, C):
+channels are then what one vector instruction works on. A convolution that gains from it gives a `ChannelsLast` value; the
+operators with a rule here take and give such values, every other reader gets the plain value, transposed. So a
+transposition is computed only where a chain of these operators begins or ends.
+
+A rule returns None where it does not apply: then the definition computes on plain values, and says what is wrong where
+something is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transmuter_async.operators.context import Context
+from transmuter_async.operators.convolution_forms import channels_last, transposed_channels_last
+from transmuter_async.operators.numeric import is_float, narrow, spatial, widen
+from transmuter_async.operators.registry import Operator, invoke
+from transmuter_async.operators.windows import pad_spatial, separable, windows
+
+__all__ = ["ChannelsLast", "keep_channels_last"]
+
+NAME = "channels last"
+
+
+class ChannelsLast:
+    """A traced value of shape (N, C, *sizes) that is held as (N, *sizes, C)."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the graph has it."""
+        batch, *sizes, channels = self.array.shape
+        return (batch, channels, *sizes)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return int(self.array.ndim)
+
+    @property
+    def dtype(self) -> Any:
+        """Of the elements."""
+        return self.array.dtype
+
+    def plain(self) -> Any:
+        """The value as the graph has it."""
+        return jnp.moveaxis(self.array, -1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A node about to be computed: its definition, its inputs as they lie, and what else the definition takes."""
+
+    definition: Operator
+    values: Sequence[Any]
+    attributes: dict[str, Any]
+    runner: dict[str, Any]
+
+    @property
+    def context(self) -> Context:
+        found: Context = self.runner["context"]
+        return found
+
+    def value(self, index: int) -> Any:
+        """An input, None where it is left out."""
+        return self.values[index] if index < len(self.values) else None
+
+    def defaulted(self, name: str) -> Any:
+        """An attribute, or its default."""
+        return self.attributes.get(name, self.definition.attributes.get(name))
+
+    def invoke(self, values: Sequence[Any], attributes: dict[str, Any] | None = None) -> tuple[Any, ...]:
+        """The definition, on other inputs and attributes."""
+        given = self.attributes if attributes is None else attributes
+        return invoke(self.definition, values, given, self.runner)
+
+
+Rule = Callable[[_Call], "tuple[Any, ...] | None"]
+_RULES: dict[str, Rule] = {}
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def keep_channels_last(
+    definition: Operator, values: Sequence[Any], attributes: dict[str, Any], runner: dict[str, Any]
+) -> tuple[Any, ...] | None:
+    """Compute a node on values that keep their channels last, or None where it has to be computed on plain ones."""
+    rule = None if definition.domain else _RULES.get(definition.name)
+    if rule is None:
+        return None
+    if definition.name != "Conv" and not any(isinstance(value, ChannelsLast) for value in _flat(values)):
+        return None
+    outputs = rule(_Call(definition, values, attributes, runner))
+    if outputs is not None:
+        runner["context"].lowers(NAME)
+    return outputs
+
+
+def _flat(values: Sequence[Any]) -> Sequence[Any]:
+    return [item for value in values for item in (value if isinstance(value, list) else [value])]
+
+
+def _lies(value: Any) -> Any:
+    """A value of full rank with its channels last, moved there if need be."""
+    return value.array if isinstance(value, ChannelsLast) else jnp.moveaxis(value, 1, -1)
+
+
+def _where(axis: int, rank: int) -> int:
+    """Where an axis of the graph lies."""
+    axis %= rank
+    return rank - 1 if axis == 1 else axis - (axis > 1)
+
+
+def _is_known(*values: Any) -> bool:
+    return all(value is None or isinstance(value, np.ndarray) for value in values)
+
+
+# --- element by element ---------------------------------------------------------------------------------------------------
+
+
+@_rule(
+    *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
+    *("Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish"),
+    *("Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "PRelu"),
+    *("Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub"),
+    *("Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor"),
+)  # fmt: skip
+def _elementwise(call: _Call) -> tuple[Any, ...] | None:
+    """Operands are broadcast as in numpy, so all get the rank of the result before their channels are moved."""
+    if "broadcast" in call.definition.attributes or "consumed_inputs" in call.definition.attributes:
+        return None  # before version 7
+    rank = next(value.ndim for value in call.values if isinstance(value, ChannelsLast))
+    moved: list[Any] = []
+    for value in call.values:
+        if value is None or isinstance(value, ChannelsLast):
+            moved.append(None if value is None else value.array)
+        elif not isinstance(value, (np.ndarray, jax.Array)) or value.ndim > rank or value.dtype == object:
+            return None
+        elif value.size == 1 and value.ndim < 2:
+            moved.append(value)
+        else:
+            moved.append(value)
+    recipe = f"channels last {rank}"
+    ready = [
+        call.context.prepared(value, recipe)
+        if value is not None and not isinstance(given, ChannelsLast) and not (value.size == 1 and value.ndim < 2)
+        else value
+        for given, value in zip(call.values, moved, strict=True)
+    ]
+    return tuple(ChannelsLast(y) for y in call.invoke(ready))
+
+
+@_rule("BatchNormalization")
+def _batch_normalization(call: _Call) -> tuple[Any, ...] | None:
+    """In inference: channels are the last axis of rows, and in the definition the second of two."""
+    if len(call.values) != 5 or any(value is None or value.ndim != 1 for value in call.values[1:]):
+        return None
+    if (
+        call.runner.get("n_outputs", 1) != 1
+        or call.attributes.get("training_mode")
+        or call.attributes.get("spatial") == 0
+    ):
+        return None
+    x = call.values[0].array if isinstance(call.values[0], ChannelsLast) else None
+    if x is None or any(value.shape[0] != x.shape[-1] for value in call.values[1:]):
+        return None
+    rows = x.reshape(-1, x.shape[-1])
+    parameters = [call.context.prepared(value, "same") for value in call.values[1:]]
+    (y,) = call.invoke([rows, *parameters])[:1]
+    return (ChannelsLast(y.reshape(x.shape)),)
+
+
+# --- windows --------------------------------------------------------------------------------------------------------------
+
+
+@_rule("Conv")
+def _conv(call: _Call) -> tuple[Any, ...] | None:
+    x, weights, bias = call.value(0), call.value(1), call.value(2)
+    held = isinstance(x, ChannelsLast)
+    if not (held or isinstance(x, jax.Array)) or not isinstance(weights, (np.ndarray, jax.Array)):
+        return None
+    if x.ndim not in (3, 4) or weights.ndim != x.ndim or 0 in x.shape or 0 in weights.shape or not is_float(x.dtype):
+        return None
+    group, kernel = call.defaulted("group"), tuple(weights.shape[2:])
+    wanted = call.attributes.get("kernel_shape")
+    if group < 1 or x.shape[1] != weights.shape[1] * group or weights.shape[0] % group:
+        return None
+    if (wanted and tuple(wanted) != kernel) or (bias is not None and bias.shape != (weights.shape[0],)):
+        return None
+    # Where nothing is held yet, only what XLA itself would transpose for is worth a transposition.
+    if not held and (math.prod(kernel) == 1 or (group > 1 and weights.shape[1] <= 8)):
+        return None
+    geometry = {name: call.attributes.get(name) for name in ("strides", "dilations", "pads")}
+    w = windows(x.shape, kernel, **geometry, auto_pad=call.defaulted("auto_pad"))
+    if 0 in w.outputs:
+        return None
+    y = channels_last(widen(_lies(x)), call.context.prepared(weights, "filters last"), w, group, call.context)
+    if bias is not None:
+        y = y + widen(call.context.prepared(bias, "same"))
+    return (ChannelsLast(narrow(y, x.dtype)),)
+
+
+@_rule("ConvTranspose")
+def _conv_transpose(call: _Call) -> tuple[Any, ...] | None:
+    """Plain attributes only: pads, strides, dilations, output_padding; one group."""
+    x, weights, bias = call.value(0), call.value(1), call.value(2)
+    if not isinstance(x, ChannelsLast) or not isinstance(weights, (np.ndarray, jax.Array)) or not is_float(x.dtype):
+        return None
+    if weights.ndim != x.ndim or x.shape[1] != weights.shape[0] or 0 in x.shape or 0 in weights.shape:
+        return None
+    if call.defaulted("group") != 1 or call.attributes.get("output_shape") or call.defaulted("auto_pad") != "NOTSET":
+        return None
+    kernel, wanted = tuple(weights.shape[2:]), call.attributes.get("kernel_shape")
+    if (wanted and tuple(wanted) != kernel) or (bias is not None and bias.shape != (weights.shape[1],)):
+        return None
+    rank = x.ndim - 2
+    steps = spatial(call.attributes.get("strides"), rank, 1, "strides")
+    dilate = spatial(call.attributes.get("dilations"), rank, 1, "dilations")
+    extra = spatial(call.attributes.get("output_padding"), rank, 0, "output_padding")
+    pads = spatial(call.attributes.get("pads"), 2 * rank, 0, "pads")
+    crop = tuple(more - after for more, after in zip(extra, pads[rank:], strict=True))
+    sizes = zip(x.shape[2:], steps, dilate, kernel, pads, crop, strict=False)
+    if min((n - 1) * s + (k - 1) * d + 1 - low + more for n, s, d, k, low, more in sizes) < 1:
+        return None
+    turned = call.context.prepared(weights, "filters last")  # (*kernel, M, C)
+    y = transposed_channels_last(widen(x.array), turned, steps, dilate, pads[:rank], crop)
+    if bias is not None:
+        y = y + widen(call.context.prepared(bias, "same"))
+    return (ChannelsLast(narrow(y, x.dtype)),)
+
+
+@_rule("MaxPool", "AveragePool")
+def _pool(call: _Call) -> tuple[Any, ...] | None:
+    (x,) = call.values
+    if not isinstance(x, ChannelsLast) or not is_float(x.dtype) or call.runner.get("n_outputs", 1) > 1 or 0 in x.shape:
+        return None
+    geometry = {name: call.attributes.get(name) for name in ("strides", "dilations", "pads")}
+    w = windows(
+        x.shape,
+        call.attributes["kernel_shape"],
+        **geometry,
+        auto_pad=call.defaulted("auto_pad"),
+        ceil_mode=call.defaulted("ceil_mode") or 0,
+        partial=True,
+    )
+    if 0 in w.outputs or not call.context.lowers("separable"):
+        return None
+    if call.definition.name == "MaxPool":
+        padded = pad_spatial(x.array, w.low, w.reach, -np.inf, first=1)
+        return (ChannelsLast(separable(padded, w, jnp.maximum, first=1)),)
+    total = separable(pad_spatial(widen(x.array), w.low, w.reach, first=1), w, jnp.add, first=1)
+    counts = np.maximum(w.counts(bool(call.defaulted("count_include_pad"))), 1).astype(total.dtype)
+    return (ChannelsLast(narrow(total / counts[..., None], x.dtype)),)
+
+
+# --- all of the spatial axes ------------------------------------------------------------------------------------------------
+
+
+def _spatial_mean(x: ChannelsLast) -> Any:
+    """(N, 1, C), as a product with a constant row."""
+    rows = widen(x.array).reshape(x.array.shape[0], -1, x.array.shape[-1])
+    weights = jnp.full((rows.shape[0], 1, rows.shape[1]), 1.0 / rows.shape[1], rows.dtype)
+    return narrow(jnp.matmul(weights, rows), x.dtype)
+
+
+@_rule("GlobalAveragePool")
+def _global_average_pool(call: _Call) -> tuple[Any, ...] | None:
+    (x,) = call.values
+    if 0 in x.shape or not is_float(x.dtype):
+        return None
+    return (ChannelsLast(_spatial_mean(x).reshape(x.shape[0], *(1,) * (x.ndim - 2), x.shape[1])),)
+
+
+@_rule("GlobalMaxPool")
+def _global_max_pool(call: _Call) -> tuple[Any, ...] | None:
+    (x,) = call.values
+    if 0 in x.shape:
+        return None
+    return (ChannelsLast(x.array.max(axis=tuple(range(1, x.ndim - 1)), keepdims=True)),)
+
+
+@_rule("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
+def _reduce(call: _Call) -> tuple[Any, ...] | None:
+    x, given = call.value(0), call.value(1)
+    if not isinstance(x, ChannelsLast) or not _is_known(given) or 0 in x.shape:
+        return None
+    axes = call.attributes.get("axes") if given is None else given.reshape(-1)
+    if axes is None or len(axes) == 0 or any(not -x.ndim <= axis < x.ndim for axis in axes):
+        return None
+    over = {int(axis) % x.ndim for axis in axes}
+    keep = call.defaulted("keepdims")
+    whole = over == set(range(2, x.ndim))
+    if not keep and not whole and 1 not in over:
+        return None
+    if whole and call.definition.name == "ReduceMean" and is_float(x.dtype):
+        mean = _spatial_mean(x)
+        shape = (x.shape[0], *(1,) * (x.ndim - 2), x.shape[1])
+        return (ChannelsLast(mean.reshape(shape)),) if keep else (mean.reshape(x.shape[:2]),)
+    moved = [_where(axis, x.ndim) for axis in sorted(over)]
+    if given is None:
+        outputs = call.invoke([x.array], {**call.attributes, "axes": moved})
+    else:
+        outputs = call.invoke([x.array, np.asarray(moved, np.int64)])
+    return tuple(map(ChannelsLast, outputs)) if keep else outputs
+
+
+# --- moves ------------------------------------------------------------------------------------------------------------------
+
+
+@_rule("Concat")
+def _concat(call: _Call) -> tuple[Any, ...] | None:
+    rank = next(value.ndim for value in call.values if isinstance(value, ChannelsLast))
+    axis = call.attributes.get("axis", 1)
+    if not -rank <= axis < rank:
+        return None
+    if any(not isinstance(value, (ChannelsLast, jax.Array)) or value.ndim != rank for value in call.values):
+        return None
+    attributes = {**call.attributes, "axis": _where(axis, rank)}
+    return tuple(map(ChannelsLast, call.invoke([_lies(value) for value in call.values], attributes)))
+
+
+@_rule("Split")
+def _split(call: _Call) -> tuple[Any, ...] | None:
+    x = call.value(0)
+    axis = call.defaulted("axis")
+    if not isinstance(x, ChannelsLast) or not _is_known(*call.values[1:]) or not -x.ndim <= axis < x.ndim:
+        return None
+    attributes = {**call.attributes, "axis": _where(axis, x.ndim)}
+    return tuple(map(ChannelsLast, call.invoke([x.array, *call.values[1:]], attributes)))
+
+
+@_rule("Softmax", "LogSoftmax")
+def _softmax(call: _Call) -> tuple[Any, ...] | None:
+    x = call.value(0)
+    axis = call.defaulted("axis")
+    # Until version 13 the axes from `axis` on are one.
+    if call.definition.since_version < 13 or not -x.ndim <= axis < x.ndim:
+        return None
+    return tuple(map(ChannelsLast, call.invoke([x.array], {**call.attributes, "axis": _where(axis, x.ndim)})))
+
+
+@_rule("Slice")
+def _slice(call: _Call) -> tuple[Any, ...] | None:
+    """With starts, ends, axes and steps as inputs that are known, since version 10."""
+    x, axes = call.value(0), call.value(3)
+    if call.definition.since_version < 10 or not isinstance(x, ChannelsLast) or not _is_known(*call.values[1:]):
+        return None
+    if len(call.values) < 3 or (axes is not None and any(not -x.ndim <= axis < x.ndim for axis in axes)):
+        return None
+    named = list(range(len(call.values[1]))) if axes is None else [int(axis) for axis in axes]
+    moved = np.asarray([_where(axis, x.ndim) for axis in named], np.int64)
+    values = [x.array, call.values[1], call.values[2], moved, *call.values[4:]]
+    return tuple(map(ChannelsLast, call.invoke(values)))
+
+
+@_rule("Transpose")
+def _transpose(call: _Call) -> tuple[Any, ...] | None:
+    (x,) = call.values
+    order = call.attributes.get("perm") or tuple(reversed(range(x.ndim)))
+    if sorted(order) != list(range(x.ndim)):
+        return None
+    return call.invoke([x.array], {"perm": [_where(axis, x.ndim) for axis in order]})
+
+
+@_rule("Resize")
+def _resize(call: _Call) -> tuple[Any, ...] | None:
+    x, *others = call.values
+    if not isinstance(x, ChannelsLast) or not _is_known(*others) or call.attributes.get("axes") is not None:
+        return None
+
+    def moved(value: Any) -> Any:
+        if value is None or value.size not in (x.ndim, 2 * x.ndim):
+            return value
+        parts = [np.concatenate([half[:1], half[2:], half[1:2]]) for half in value.reshape(-1, x.ndim)]
+        return np.concatenate(parts)
+
+    return tuple(map(ChannelsLast, call.invoke([x.array, *map(moved, others)])))
+
+
+@_rule("Pad")
+def _pad(call: _Call) -> tuple[Any, ...] | None:
+    x, pads, value, axes = (call.value(i) for i in range(4))
+    if call.definition.since_version < 11 or axes is not None or not isinstance(x, ChannelsLast):
+        return None
+    if not isinstance(pads, np.ndarray) or pads.shape != (2 * x.ndim,) or not (value is None or value.size == 1):
+        return None
+    moved = np.concatenate([np.concatenate([half[:1], half[2:], half[1:2]]) for half in pads.reshape(2, -1)])
+    return tuple(map(ChannelsLast, call.invoke([x.array, moved, *call.values[2:]])))
