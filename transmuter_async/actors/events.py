@@ -32,11 +32,15 @@ from transmuter_async.telemetry import Span, Telemetry
 
 _log = structlog.get_logger("transmuter_async.disk_cache")
 
-__all__ = ["Abandoned", "Observer"]
+__all__ = ["Abandoned", "Observer", "Untouched"]
 
 
 class Abandoned(BaseException):
     """Raised through the compiler to end a call that nobody waits for. Seen outside of the actor in events only."""
+
+
+class Untouched(Abandoned):
+    """The same, before the thread has done anything for the call."""
 
 
 class Observer:
@@ -51,6 +55,7 @@ class Observer:
 
     Attributes:
         stopped: Set by the loop when the caller has left: the next step is not taken.
+        left: Why it has left a call that a thread had then: "cancelled" or "deadline".
         deadline: `time.monotonic_ns()` after which the next step is not taken.
         position: Of the segment that runs now, None while none does.
         timings: What ended: ("segment" | "break" | "compile", position, nanoseconds). A segment's time is that of its thread;
@@ -73,6 +78,7 @@ class Observer:
         "deadline",
         "evictions",
         "hits",
+        "left",
         "misses",
         "parent",
         "position",
@@ -97,6 +103,7 @@ class Observer:
         self.parent = parent
         self.deadline = deadline
         self.stopped = False
+        self.left: str | None = None
         self.hits = self.misses = self.evictions = 0
         self.compiles = self.compile_failures = self.compile_time = 0
         self._segment: Span | None = None
@@ -120,12 +127,12 @@ class Observer:
             self.position = None
         return now
 
-    def check(self) -> None:
-        """Raise `Abandoned` when the caller has left or its deadline has passed."""
+    def check(self, error: type[Abandoned] = Abandoned) -> None:
+        """Raise `error` when the caller has left or its deadline has passed."""
         if self.stopped:
-            raise Abandoned("the caller has left")
+            raise error("the caller has left")
         if self.deadline is not None and time.monotonic_ns() >= self.deadline:
-            raise Abandoned("the deadline of the call has passed")
+            raise error("the deadline of the call has passed")
 
     def leave(self) -> None:
         """The call has ended while no thread had it: so have the breaks that it was in."""

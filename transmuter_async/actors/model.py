@@ -35,7 +35,7 @@ from transmuter_async.actors import work
 from transmuter_async.actors.actor import Actor
 from transmuter_async.actors.calls import Call, SharedCache, deadline_exceeded
 from transmuter_async.actors.compiles import Compile, CompileBook, Rank
-from transmuter_async.actors.events import Abandoned, Observer
+from transmuter_async.actors.events import Abandoned, Observer, Untouched
 from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Message, Statistics, Warm
 from transmuter_async.actors.reply import Reply, again
 from transmuter_async.actors.threads import Threads
@@ -183,6 +183,8 @@ class ModelActor(Actor):
             for compile in list(self._book.current.values()):
                 if compile.waiters.pop(call, call) is None:
                     self._book.drop_unwanted(compile)
+        else:
+            call.observer.left = why
         self._forget(call)
 
     async def ask(self, message: Message) -> Any:
@@ -262,12 +264,12 @@ class ModelActor(Actor):
         self._running -= 1
         self._count(call.observer)
         self.checkpoint()
+        if isinstance(error, Untouched):
+            self._reject(call, call.observer.left or "deadline")  # or the thread has seen that before the caller
         if call in self._calls:
             call.place = "done"  # in the thread; what follows may give it another place
             if error is not None:
                 late = isinstance(error, Abandoned)
-                if late and call.execution is None:  # the thread saw that before the caller did
-                    self._reject(call, "deadline")
                 self._give(call, None, deadline_exceeded(self.name, call) if late else error)
             elif isinstance(step, Missing):
                 self._miss(call, step.job)

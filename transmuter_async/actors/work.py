@@ -10,7 +10,7 @@ from typing import Any
 
 from transmuter_async.actors.calls import Call
 from transmuter_async.actors.compiles import Compile
-from transmuter_async.actors.events import Abandoned
+from transmuter_async.actors.events import Untouched
 from transmuter_async.actors.messages import ClearCache, Explain, Message, WhyMiss
 from transmuter_async.compiler import (
     CompileJob,
@@ -34,15 +34,15 @@ def advance(prepared: Prepared, call: Call, cache: SegmentCache) -> Finished | M
     """Take a call as far as programs are cached.
 
     Raises:
-        Abandoned: Nobody waits for it any more.
+        Abandoned: Nobody waits for it any more; `Untouched` where that was so before anything was done for it here.
     """
     observer = call.observer
-    observer.check()
+    observer.check(Untouched)
     execution = call.execution
     if execution is None:
         message = call.message
         if message is None:
-            raise Abandoned
+            raise Untouched
         execution = call.execution = prepared.start(message.inputs, seed=message.seed, device=message.device)
     else:
         observer.resumed()
