@@ -39,6 +39,28 @@ def onnxruntime_outputs(
 
     Inputs at `constant` are given as initializers. `types`: dtypes of outputs that onnxruntime can't infer.
     """
+    model, feeds = one_node(
+        op, inputs, attributes, domain=domain, opset=opset, outputs=outputs, constant=constant, types=types
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def one_node(
+    op: str,
+    inputs: Sequence[Any],
+    attributes: dict[str, Any],
+    *,
+    domain: str = MICROSOFT,
+    opset: int | None = None,
+    outputs: int = 1,
+    constant: Sequence[int] = (),
+    types: dict[int, Any] | None = None,
+) -> tuple[bytes, dict[str, Any]]:
+    """The file of a model of one node, and what to feed it."""
     versions = OPSETS | ({} if opset is None else {domain: opset})
     names = [f"i{k}" if value is not None else "" for k, value in enumerate(inputs)]
     feeds, values, initializers = {}, [], []
@@ -71,11 +93,7 @@ def onnxruntime_outputs(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in versions.items()])
     model.ir_version = 10
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
+    return model.SerializeToString(), feeds
 
 
 class Bench:

@@ -371,7 +371,7 @@ def _walk(a: dict[str, Any], x: np.ndarray) -> np.ndarray:
             found[a["leaf_targetids"][node]].append(float(a["leaf_weights"][node]))
         combine = (lambda v: sum(v) / len(a["tree_roots"]), sum, min, max)[a["aggregate_function"]]
         rows.append([combine(v) if v else 0.0 for v in found])
-    return np.asarray(rows, x.dtype)
+    return np.asarray(rows, x.dtype).reshape(len(rows), a["n_targets"])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -30,7 +30,7 @@ def remove_padding_1(
         raise context.error(f"sequence_token_count {counts} does not fit an input of shape {tuple(input.shape)}")
     real = (np.arange(length) < counts[:, None]).reshape(-1)
     offsets = np.concatenate([np.flatnonzero(real), np.flatnonzero(~real)]).astype(np.int32)
-    rows = xp(input).take(input.reshape(batch * length, -1), np.flatnonzero(real), axis=0, mode="clip")
+    rows = xp(input).take(input.reshape(batch * length, *input.shape[2:]), np.flatnonzero(real), axis=0, mode="clip")
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     longest = np.asarray([counts.max(initial=0)], np.int32)
     return rows, offsets.reshape(batch, length), ends, longest
@@ -88,7 +88,11 @@ def _packed(
 ) -> Any:
     m = xp(*parts, token_offset, ends, attention_bias)
     tokens = parts[0].shape[0]
-    q, k, v = (m.swapaxes(part.reshape(tokens, heads, -1), 0, 1)[None] for part in parts)
+    widths = [int(np.prod(part.shape[1:])) for part in parts]
+    q, k, v = (
+        m.swapaxes(part.reshape(tokens, heads, width // heads), 0, 1)[None]
+        for part, width in zip(parts, widths, strict=True)
+    )
     edges = ends.astype(np.int64)
     owner = (np.arange(tokens)[:, None] >= edges[1:]).sum(1)
     apart = m.where(owner[:, None] == owner, np.float32(0), np.float32(-np.inf))
@@ -99,7 +103,7 @@ def _packed(
         batch = m.where(np.asarray(table.shape[0] == 1), 0, owner)
         added = m.moveaxis(table[batch[:, None], :, place[:, None], place[None, :]], -1, 0)[None]
     y, _, _ = attend(q, k, v, default_scale(scale, q.shape[3]), apart, added)
-    return narrow(m.swapaxes(y[0], 0, 1).reshape(tokens, -1), dtype)
+    return narrow(m.swapaxes(y[0], 0, 1).reshape(tokens, widths[2]), dtype)
 
 
 @operator("PackedAttention", since_version=1, domain=MICROSOFT)
@@ -176,10 +180,10 @@ def gated_relative_position_bias_1(
     if token_offset is not None:
         raise context.error("token_offset (packed queries) is not supported; give padded queries")
     m = xp(query_layer, rel_pos, weight)
-    batch, length = query_layer.shape[:2]
-    q = m.swapaxes((widen(query_layer) + widen(query_bias)).reshape(batch, length, num_heads, -1), 1, 2)
-    gates = m.matmul(q, widen(weight)) + widen(bias)
-    gates = sigmoid(gates.reshape(batch, num_heads, length, 2, -1).sum(-1))
+    batch, length, width = query_layer.shape
+    q = (widen(query_layer) + widen(query_bias)).reshape(batch, length, num_heads, width // num_heads)
+    gates = m.matmul(m.swapaxes(q, 1, 2), widen(weight)) + widen(bias)
+    gates = sigmoid(gates.reshape(batch, num_heads, length, 2, gates.shape[3] // 2).sum(-1))
     update, reset = gates[..., :1], gates[..., 1:]
     one, two = np.float32(1), np.float32(2)
     gate = update * (reset * widen(eco_a) - one) + two

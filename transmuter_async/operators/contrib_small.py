@@ -161,10 +161,15 @@ def c_dist_1(A: Any, B: Any, /, *, metric: str = "sqeuclidean") -> Any:
 
 @operator("DynamicTimeWarping", since_version=1, domain=MICROSOFT, host=True)
 def dynamic_time_warping_1(input: np.ndarray, /) -> np.ndarray:
-    """`(2, steps)` int32: the path of least cost through an `(M, N)` or `(1, M, N)` matrix, corner to corner."""
+    """`(2, steps)` int32: the path of least cost through an `(M, N)` or `(1, M, N)` matrix, corner to corner.
+
+    An empty matrix has a path without steps.
+    """
+    if input.ndim not in (2, 3) or (input.ndim == 3 and input.shape[0] != 1):
+        raise ValueError(f"the input has shape {input.shape}, but has to be (M, N) or (1, M, N)")
     cost = input[0] if input.ndim == 3 else input
-    if cost.ndim != 2 or input.ndim == 3 and input.shape[0] != 1 or 0 in cost.shape:
-        raise ValueError(f"the input has shape {input.shape}, but has to be (M, N) or (1, M, N), and not empty")
+    if cost.size == 0:
+        return np.zeros((2, 0), np.int32)
     rows, columns = cost.shape
     total = np.full((rows + 1, columns + 1), np.inf, np.float32)
     total[0, 0] = 0

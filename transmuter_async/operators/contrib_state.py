@@ -88,7 +88,7 @@ def linear_attention_1(
     def split(x: Any, count: int) -> Any:
         if count < 1 or x.shape[2] % count:
             raise ValueError(f"a width of {x.shape[2]} does not fall into {count} heads")
-        return m.swapaxes(widen(x).reshape(batch, length, count, -1), 0, 1)
+        return m.swapaxes(widen(x).reshape(batch, length, count, x.shape[2] // count), 0, 1)
 
     q = split(query, q_num_heads)
     size = q.shape[3]
@@ -252,13 +252,15 @@ def _delta_parts(query: Any, key: Any, value: Any, initial_state: Any) -> tuple[
         raise ValueError(f"a packed width of {flat.shape[1]} does not fit states of shape {initial_state.shape}")
     half = ours // 2
     q, k, v = flat[:, :half], flat[:, half : 2 * half], flat[:, 2 * half :]
-    return q.reshape(len(q), -1, size), k.reshape(len(k), -1, size), v.reshape(len(v), heads, width)
+    tokens, pairs = len(flat), half // size
+    return q.reshape(tokens, pairs, size), k.reshape(tokens, pairs, size), v.reshape(tokens, heads, width)
 
 
 def _decay(raw: Any, a_log: Any, dt_bias: Any, activation: str, bound: float, tokens: int, heads: int) -> Any:
     """The log decay `(tokens, heads, 1 or dk)`."""
     m = xp(raw, a_log, dt_bias)
-    raw = raw.reshape(tokens, heads, -1)
+    by_head = raw.ndim > 2 and raw.shape[-2] == heads
+    raw = raw.reshape(tokens, heads, raw.shape[-1] if by_head else raw.shape[-1] // heads)
     if activation == "none":
         return raw
     shifted = raw if dt_bias is None else raw + dt_bias.reshape(heads, -1)
@@ -285,8 +287,11 @@ def _captured(
         decay = m.ones((tokens, written.shape[1], 1), np.float32)
     parts = []
     for rows in (decay, key, written):
-        flat = m.take(rows.reshape(tokens, -1), index, axis=0, mode="clip")
-        parts.append(m.where(valid[..., None], flat, m.zeros_like(flat)).reshape(requests, -1))
+        width = int(np.prod(rows.shape[1:]))
+        flat = m.zeros((requests, capacity, width), rows.dtype)
+        if tokens:
+            flat = m.where(valid[..., None], m.take(rows.reshape(tokens, width), index, axis=0, mode="clip"), flat)
+        parts.append(flat.reshape(requests, capacity * width))
     return m.concatenate(parts, axis=1)
 
 
@@ -397,6 +402,11 @@ def varlen_causal_conv_with_state_1(
     x, state = widen(input), m.swapaxes(widen(initial_state), 1, 2)
     tokens, channels = x.shape
     requests, kept = state.shape[:2]
+    if requests == 0 and tokens == 0:
+        captured = m.zeros((0, state_update_capacity, channels), input.dtype) if state_update_capacity else None
+        return m.zeros(x.shape, input.dtype), m.zeros(initial_state.shape, input.dtype), captured
+    if tokens == 0:  # nothing is read of it, but an empty axis can't be taken from
+        x = m.zeros((1, channels), x.dtype)
     taps = weight.shape[2]
     edges = cumulative_sequence_length.astype(np.int64)
     starts, ends = edges[:-1], edges[1:]

@@ -135,8 +135,9 @@ def _nbits(B: Any, scales: Any, zero_points: Any, g_idx: Any, K: int, N: int, bi
     scale = widen(scales).reshape(N, blocks)
     zero = zero_points
     if zero is not None:
-        zero = zero.reshape(N, -1)
-        zero = unpack(zero, bits)[:, :blocks] if zero.dtype == np.uint8 else widen(zero)
+        packed = zero.dtype == np.uint8
+        zero = zero.reshape(N, -(-blocks * bits // 8) if packed else blocks)
+        zero = unpack(zero, bits)[:, :blocks] if packed else widen(zero)
     if g_idx is None:
         return dequantize_blocks(codes, scale, zero, block, 1 << (bits - 1))
     m = xp(codes, scale, zero, g_idx)
