@@ -58,9 +58,12 @@ class Held:
         actor._advance = held
 
     async def wait_running(self, count: int) -> None:
-        with anyio.fail_after(20):
+        with anyio.move_on_after(20):
             while len(self.running) < count:
                 await anyio.lowlevel.checkpoint()
+            return
+        self.let_go()  # or nothing would ever end
+        raise AssertionError(f"{self.running} run, not {count}")
 
     def let_go(self) -> None:
         self._go.set()
