@@ -164,6 +164,8 @@ class Compiles:
         if event == COMPILED_BY_JAX:
             self.by_jax.append(facts)
 
+    full = False
+
     def offer(self, event: telemetry.Event) -> None:
         if event.metadata["compiled"] and event.metadata["disk_cache"] != "hit":
             self.told.append(event)

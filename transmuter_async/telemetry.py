@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import sys
 import threading
@@ -228,6 +229,21 @@ class Subscription(ObjectReceiveStream[Event]):
     ) -> None:
         self.close()
 
+    @property
+    def full(self) -> bool:
+        """Whether the next event may find no room; `lose` then says whether that is so."""
+        return len(self._events) >= self._buffer
+
+    def lose(self) -> bool:
+        """Count an event that finds no room, before it is made. False: there is room again."""
+        with self._lock:
+            if len(self._events) < self._buffer:
+                return False
+            if not self._closed:
+                self._lost += 1
+                self._dropped += 1
+            return True
+
     def offer(self, event: Event) -> None:
         """Buffer `event`, or drop and count it. From any thread, never waits for the subscriber."""
         waker = self._waker
@@ -330,6 +346,11 @@ _current: contextvars.ContextVar[Span | None] = contextvars.ContextVar("transmut
 _ids = itertools.count(1)  # of the process: two buses may feed one exporter
 
 
+@functools.lru_cache(256)
+def _span_names(name: str) -> tuple[str, str, str]:
+    return f"{name}.start", f"{name}.stop", f"{name}.exception"
+
+
 class Span:
     """A start and its stop or exception. A context manager; `Telemetry.span` makes it.
 
@@ -340,13 +361,13 @@ class Span:
         started: `time.monotonic_ns()` of its start; 0 before.
     """
 
-    __slots__ = ("_bus", "_call", "_facts", "_name", "_parent", "_token", "id", "measurements", "metadata", "started")
+    __slots__ = ("_bus", "_call", "_facts", "_names", "_parent", "_token", "id", "measurements", "metadata", "started")
 
     def __init__(
         self, bus: Telemetry, name: str, facts: Mapping[str, Any], parent: int | None, call: int | None
     ) -> None:
         self._bus = bus
-        self._name = name
+        self._names = _span_names(name)
         self._facts = facts
         self._parent = parent
         self._call = call
@@ -359,30 +380,27 @@ class Span:
     def start(self) -> Self:
         """Emit `NAME.start`. For spans that begin and end in different functions; else use `with`."""
         self.started = time.monotonic_ns()
-        if self._bus.wants(self._name + ".start"):
-            self._bus.emit(
-                self._name + ".start",
-                {"system_time": time.time_ns(), "monotonic_time": self.started},
-                self._tied({}),
-            )
+        name = self._names[0]
+        if self._bus.wants(name):
+            measurements = {"system_time": time.time_ns(), "monotonic_time": self.started}
+            self._bus.emit(name, measurements, self._tied({}))
         return self
 
     def stop(self) -> None:
         """Emit `NAME.stop` with what `metadata` and `measurements` hold by now."""
-        if self._bus.wants(self._name + ".stop"):
+        name = self._names[1]
+        if self._bus.wants(name):
             now = time.monotonic_ns()
-            self._bus.emit(
-                self._name + ".stop",
-                {"duration": now - self.started, "monotonic_time": now, **self.measurements},
-                self._tied(self.metadata),
-            )
+            measurements = {"duration": now - self.started, "monotonic_time": now, **self.measurements}
+            self._bus.emit(name, measurements, self._tied(self.metadata))
 
     def fail(self, error: BaseException, *, cancelled: bool | None = None) -> None:
         """Emit `NAME.exception` for `error`; `cancelled`: whether that is a cancellation, told by its class by default."""
-        if self._bus.wants(self._name + ".exception"):
+        name = self._names[2]
+        if self._bus.wants(name):
             now = time.monotonic_ns()
             self._bus.emit(
-                self._name + ".exception",
+                name,
                 {"duration": now - self.started, "monotonic_time": now},
                 self._tied(
                     {
@@ -451,11 +469,13 @@ class Telemetry:
 
     def emit(self, name: str, measurements: Mapping[str, int | float], metadata: Mapping[str, Any]) -> None:
         """Give an event to everybody who subscribed to it. Any thread; never waits, never raises for a listener."""
-        subscriptions = self._routes[name]
-        if subscriptions:
-            event = Event(name, measurements, metadata)
-            for subscription in subscriptions:
-                subscription.offer(event)
+        event: Event | None = None
+        for subscription in self._routes[name]:
+            if subscription.full and subscription.lose():
+                continue  # who does not read costs next to nothing
+            if event is None:
+                event = Event(name, measurements, metadata)
+            subscription.offer(event)
 
     def span(
         self, name: str, metadata: Mapping[str, Any], *, parent: int | None = None, call: int | None = None
