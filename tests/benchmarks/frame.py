@@ -7,27 +7,32 @@ runs each in a process of its own, so that neither memory nor programs of one ar
     def lengths() -> Iterator[Figure]:
         yield Figure("a call against a bare call", 1.7, "×", bound=2)
 
-An async function is run once on asyncio and once on trio, and its figures carry the loop's name.
+An async function is run once on asyncio and once on trio, and its figures carry the loop's name. A function marked with
+`@each(subjects)` is a benchmark of its own for each of them, named `module.subject`.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 
-__all__ = ["Benchmark", "Figure", "benchmark", "best", "find"]
+__all__ = ["QUICK", "Benchmark", "Figure", "benchmark", "best", "each", "find", "quick"]
 
 Measure = Callable[[], Iterator["Figure"]] | Callable[[], AsyncIterator["Figure"]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOOPS = ("asyncio", "trio")
+QUICK = "TRANSMUTER_BENCH_QUICK"
+"""The environment variable that `--quick` sets for the processes of the benchmarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,33 @@ def benchmark(function: F) -> F:
     return function
 
 
+def each(subjects: Mapping[str, Any]) -> Callable[[F], F]:
+    """Mark a function that takes one of `subjects`: each is a benchmark of its own. Two such functions of a module need other names.
+
+    The first line of the docstring is the title, with `{}` for the subject's name.
+    """
+
+    def mark(function: F) -> F:
+        function.subjects = dict(subjects)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def quick() -> bool:
+    """Whether a short run was asked for: few calls, small sizes."""
+    return bool(os.environ.get(QUICK))
+
+
+def _benchmarks(module: str) -> Iterator[Benchmark]:
+    for name, function in vars(importlib.import_module(f"tests.benchmarks.{module}")).items():
+        title = (inspect.getdoc(function) or name).splitlines()[0]
+        if getattr(function, "is_benchmark", False):
+            yield Benchmark(f"{module}.{name}", title, function)
+        for subject, value in getattr(function, "subjects", {}).items():
+            yield Benchmark(f"{module}.{subject}", title.format(subject), partial(function, value))
+
+
 def find(names: tuple[str, ...] | list[str] = ()) -> list[Benchmark]:
     """All benchmarks, or those of the modules and `module.function`s that are named.
 
@@ -101,13 +133,7 @@ def find(names: tuple[str, ...] | list[str] = ()) -> list[Benchmark]:
     wanted = {name.partition(".")[0] for name in names}
     if strangers := wanted - set(modules):
         raise LookupError(f"no benchmarks of the name {sorted(strangers)}; there are {modules}")
-    found = [
-        Benchmark(f"{module}.{name}", (inspect.getdoc(function) or name).splitlines()[0], function)
-        for module in modules
-        if not names or module in wanted
-        for name, function in vars(importlib.import_module(f"tests.benchmarks.{module}")).items()
-        if getattr(function, "is_benchmark", False)
-    ]
+    found = [each for module in modules if not names or module in wanted for each in _benchmarks(module)]
     chosen = [each for each in found if not names or {each.name, each.name.partition(".")[0]} & set(names)]
     if unknown := [n for n in names if not any(each.name == n or each.name.startswith(f"{n}.") for each in chosen)]:
         raise LookupError(f"no benchmarks of the name {unknown}; there are {[each.name for each in found]}")
