@@ -1,7 +1,7 @@
 """Many shapes through a small cache: what is evicted is freed, and calls of known shapes keep nothing.
 
-A program takes 0.7 to 2 MiB. What a new shape leaves behind is JAX's: it keeps the last 2048 traces of each of its own
-functions (`where`, `take`, `clip`, …), about 15 kB each.
+A program takes 0.7 to 2 MiB. JAX keeps the last 2048 traces of each of its own functions (`where`, `take`, `clip`, …), about
+15 kB each, which is why programs are traced without calls of them.
 """
 
 from __future__ import annotations
@@ -82,5 +82,5 @@ def test_evicted_programs_are_freed_and_memory_stays_bounded() -> None:
     assert found["worst"] <= 0, "a program lives on without a place in the cache"
     assert found["live"] == found["programs"]
     assert found["compiled"] == 100
-    assert found["grown"] <= 0.25 * found["compiled"], "per compiled program"
+    assert found["grown"] <= 0.1 * found["compiled"], "per compiled program"
     assert found["warm"] <= 2, "for 600 calls of cached shapes"

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 import jax
 
-__all__ = ["pinned"]
+__all__ = ["inlined", "pinned"]
 
 
 @contextmanager
@@ -43,4 +43,18 @@ def pinned(*, device: jax.Device | None = None, precision: str = "highest") -> I
             jax.no_tracing(False),
         ):
             stack.enter_context(setting)
+        yield
+
+
+@contextmanager
+def inlined(on: bool = True) -> Iterator[None]:
+    """Trace jax's own functions into the program rather than as calls, within `pinned`.
+
+    jax keeps the last 2048 traces of each of its functions (`jnp.where`, `jnp.take`, …), some 15 kB for each shape: traced as
+    calls, every new shape would leave its share behind. XLA inlines the calls anyway.
+
+    Args:
+        on: Off for what loops: `lax.scan` and `lax.map` would be unrolled, too.
+    """
+    with jax.disable_jit(on):
         yield

@@ -26,6 +26,7 @@ from transmuter_async.compiler.context import NodeContext, TooLargeToFold
 from transmuter_async.compiler.flow import never_stops
 from transmuter_async.compiler.needs import admit, first_traced, needs_value
 from transmuter_async.compiler.run import MAX_ELEMENTS, MAX_VISITS, SHADOW_ELEMENTS, Run, Scope, has_traced
+from transmuter_async.compiler.settings import inlined
 from transmuter_async.errors import NeedsValue, OperatorError, TransmuterError, UnsupportedModel
 from transmuter_async.graph import Graph, Node, Value
 from transmuter_async.operators import ChannelsLast, Operator, forced_trace, invoke, keep_channels_last, resolve
@@ -106,16 +107,16 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
             pass
         elif forced:
             with forced_trace():
-                outputs = invoke(definition, values, attributes, runner)
+                outputs = _invoke(run, definition, values, attributes, runner)
         else:
             try:
-                outputs = invoke(definition, values, attributes, runner)
+                outputs = _invoke(run, definition, values, attributes, runner)
             except TooLargeToFold:
                 if run.fold_limit is not None:
                     raise
                 runner["context"] = NodeContext(run, node, definition, scope, folding=False, walk=run_nodes)
                 with forced_trace():
-                    outputs = invoke(definition, values, attributes, runner)
+                    outputs = _invoke(run, definition, values, attributes, runner)
     except TransmuterError:
         raise
     except _CONCRETE as error:
@@ -152,6 +153,15 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         time.sleep(0)  # tracing holds the GIL: give the event loop its turn
     elif not run.tracing and run.nonfinite != "ignore":
         _watch_on_host(run, node, outputs)
+
+
+def _invoke(
+    run: Run, definition: Operator, values: Sequence[Any], attributes: dict[str, Any], runner: dict[str, Any]
+) -> tuple[Any, ...]:
+    if not run.tracing:
+        return invoke(definition, values, attributes, runner)
+    with inlined(not definition.loops):
+        return invoke(definition, values, attributes, runner)
 
 
 def _hold_to_budget(context: NodeContext, outputs: Iterable[Any]) -> None:

@@ -384,7 +384,7 @@ def rotary_embedding_23(
 # --- linear -------------------------------------------------------------------------------------------------------------
 
 
-@operator("LinearAttention", since_version=27)
+@operator("LinearAttention", since_version=27, loops=True)
 def linear_attention_27(
     query: Any,
     key: Any,

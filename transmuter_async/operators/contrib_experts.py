@@ -176,7 +176,7 @@ def _rows(input: Any, router: Any) -> Any:
     return rows
 
 
-@operator("MoE", since_version=1, domain=MICROSOFT)
+@operator("MoE", since_version=1, domain=MICROSOFT, loops=True)
 def mo_e_1(
     input: Any,
     router_probs: Any,
@@ -233,7 +233,7 @@ def _packed(weights: Any, scales: Any, bias: Any, zero_points: Any, bits: int) -
     return _Layer(weights, bias, wide, zero, bits)
 
 
-@operator("QMoE", since_version=1, domain=MICROSOFT)
+@operator("QMoE", since_version=1, domain=MICROSOFT, loops=True)
 def q_mo_e_1(
     input: Any,
     router_probs: Any,

@@ -285,7 +285,7 @@ def q_embed_layer_normalization_1(
 # --- LSTM -------------------------------------------------------------------------------------------------------------
 
 
-@operator("DynamicQuantizeLSTM", since_version=1, domain=MICROSOFT)
+@operator("DynamicQuantizeLSTM", since_version=1, domain=MICROSOFT, loops=True)
 def dynamic_quantize_lstm_1(
     X: Any,
     W: Any,

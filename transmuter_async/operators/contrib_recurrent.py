@@ -24,7 +24,7 @@ from transmuter_async.operators.registry import operator, xp
 MICROSOFT = "com.microsoft"
 
 
-@operator("AttnLSTM", since_version=1, domain=MICROSOFT)
+@operator("AttnLSTM", since_version=1, domain=MICROSOFT, loops=True)
 def attn_lstm_1(
     X: Any,
     W: Any,

@@ -104,7 +104,7 @@ def unfold_tensor_1(input: Any, /, *, dim: int = -1, size: int, step: int = 1) -
 # --- matrices ---------------------------------------------------------------------------------------------------------
 
 
-@operator("Inverse", since_version=1, domain=MICROSOFT)
+@operator("Inverse", since_version=1, domain=MICROSOFT, loops=True)
 def inverse_1(X: Any, /) -> Any:
     """The inverse of each matrix; that of a singular one is not finite."""
     if X.ndim < 2 or X.shape[-1] != X.shape[-2]:
@@ -137,7 +137,7 @@ def sparse_to_dense_mat_mul_1(
     return product if alpha == 1 else (product.astype(np.float64) * alpha).astype(product.dtype)
 
 
-@operator("CDist", since_version=1, domain=MICROSOFT)
+@operator("CDist", since_version=1, domain=MICROSOFT, loops=True)
 def c_dist_1(A: Any, B: Any, /, *, metric: str = "sqeuclidean") -> Any:
     """`(M, K)` distances between the rows of `(M, N)` and `(K, N)`: their differences' squares, summed (and rooted)."""
     if metric not in ("sqeuclidean", "euclidean"):

@@ -57,7 +57,7 @@ def _transition(state: Any, key: Any, value: Any, decay: Any, beta: Any, rule: s
     return state + key[..., :, None] * written[..., None, :], written
 
 
-@operator("LinearAttention", since_version=1, domain=MICROSOFT)
+@operator("LinearAttention", since_version=1, domain=MICROSOFT, loops=True)
 def linear_attention_1(
     query: Any,
     key: Any,
@@ -148,7 +148,7 @@ def linear_attention_gate_1(a: Any, dt_bias: Any, decay_scale: Any, b: Any = Non
     return narrow(decay, a.dtype), None if b is None else narrow(sigmoid(widen(b)), b.dtype)
 
 
-@operator("GatedDeltaNet", since_version=1, domain=MICROSOFT)
+@operator("GatedDeltaNet", since_version=1, domain=MICROSOFT, loops=True)
 def gated_delta_net_1(
     query: Any,
     key: Any = None,

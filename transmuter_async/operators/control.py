@@ -62,7 +62,7 @@ _ENDLESS = "the loop has neither a trip count nor a condition that ends it"
 # --- If ---------------------------------------------------------------------------------------------------------------
 
 
-@operator("If", since_version=1)
+@operator("If", since_version=1, loops=True)
 def if_1(cond: Any, /, *, else_branch: Subgraph, then_branch: Subgraph, context: Context) -> tuple[Any, ...]:
     """One of two subgraphs, which may differ in the shapes that they give.
 
@@ -138,7 +138,7 @@ def _branch_outputs(one: Sequence[Any], other: Sequence[Any]) -> list[tuple[bool
 # --- Loop -------------------------------------------------------------------------------------------------------------
 
 
-@operator("Loop", since_version=1)
+@operator("Loop", since_version=1, loops=True)
 def loop_1(M: Any = None, cond: Any = None, /, *v_initial: Any, body: Subgraph, context: Context) -> tuple[Any, ...]:
     """Run `body` while its condition holds, at most `M` times; its further outputs are stacked trip by trip.
 
@@ -297,7 +297,7 @@ def _first_input(context: Context, carried: Sequence[Any]) -> int:
 # --- Scan -------------------------------------------------------------------------------------------------------------
 
 
-@operator("Scan", since_version=8, static=("sequence_lens",))
+@operator("Scan", since_version=8, static=("sequence_lens",), loops=True)
 def scan_8(
     sequence_lens: Any = None,
     /,
@@ -359,7 +359,7 @@ def _empty_batch(
     return (*values, *[module.zeros((0, longest, *out.shape[1:]), out.dtype) for out in found])
 
 
-@operator("Scan", since_version=9)
+@operator("Scan", since_version=9, loops=True)
 def scan_9(
     *initial_state_and_scan_inputs: Any,
     body: Subgraph,

@@ -123,7 +123,7 @@ def einsum_12(*Inputs: Any, equation: str) -> Any:
     return narrow(jnp.einsum(equation, *operands, preferred_element_type=wide_dtype(dtype)), dtype)
 
 
-@operator("Det", since_version=11)
+@operator("Det", since_version=11, loops=True)
 def det_11(X: Any, /) -> Any:
     """The determinant of the last two dimensions, which must be square."""
     if X.ndim < 2 or X.shape[-1] != X.shape[-2]:

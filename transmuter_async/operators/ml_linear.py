@@ -145,7 +145,7 @@ def svm_regressor_1(
     return scores
 
 
-@operator("SVMClassifier", since_version=1, domain=ML)
+@operator("SVMClassifier", since_version=1, domain=ML, loops=True)
 def svm_classifier_1(
     X: Any,
     /,

@@ -222,7 +222,7 @@ def _input(X: Any, wide: bool) -> tuple[Any, Any]:
 # --- classifier -------------------------------------------------------------------------------------------------------
 
 
-@operator("TreeEnsembleClassifier", since_version=1, domain=ML)
+@operator("TreeEnsembleClassifier", since_version=1, domain=ML, loops=True)
 def tree_ensemble_classifier_1(
     X: Any,
     /,
@@ -270,7 +270,7 @@ def tree_ensemble_classifier_1(
     )
 
 
-@operator("TreeEnsembleClassifier", since_version=3, domain=ML)
+@operator("TreeEnsembleClassifier", since_version=3, domain=ML, loops=True)
 def tree_ensemble_classifier_3(
     X: Any,
     /,
@@ -376,7 +376,7 @@ def _single(scores: Any, transform: str) -> Any:
 # --- regressor --------------------------------------------------------------------------------------------------------
 
 
-@operator("TreeEnsembleRegressor", since_version=1, domain=ML)
+@operator("TreeEnsembleRegressor", since_version=1, domain=ML, loops=True)
 def tree_ensemble_regressor_1(
     X: Any,
     /,
@@ -422,7 +422,7 @@ def tree_ensemble_regressor_1(
     )
 
 
-@operator("TreeEnsembleRegressor", since_version=3, domain=ML)
+@operator("TreeEnsembleRegressor", since_version=3, domain=ML, loops=True)
 def tree_ensemble_regressor_3(
     X: Any,
     /,
@@ -486,7 +486,7 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 TRANSFORMS_5 = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
-@operator("TreeEnsemble", since_version=5, domain=ML)
+@operator("TreeEnsemble", since_version=5, domain=ML, loops=True)
 def tree_ensemble_5(
     X: Any,
     /,

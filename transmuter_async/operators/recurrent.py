@@ -23,7 +23,7 @@ from transmuter_async.operators.registry import operator, xp
 # --- RNN ----------------------------------------------------------------------------------------------------------------
 
 
-@operator("RNN", since_version=1)
+@operator("RNN", since_version=1, loops=True)
 def rnn_1(
     X: Any,
     W: Any,
@@ -60,7 +60,7 @@ def rnn_1(
     )
 
 
-@operator("RNN", since_version=7)
+@operator("RNN", since_version=7, loops=True)
 def rnn_7(
     X: Any,
     W: Any,
@@ -96,7 +96,7 @@ def rnn_7(
     )
 
 
-@operator("RNN", since_version=14)
+@operator("RNN", since_version=14, loops=True)
 def rnn_14(
     X: Any,
     W: Any,
@@ -136,7 +136,7 @@ def rnn_14(
 # --- GRU ----------------------------------------------------------------------------------------------------------------
 
 
-@operator("GRU", since_version=1)
+@operator("GRU", since_version=1, loops=True)
 def gru_1(
     X: Any,
     W: Any,
@@ -173,7 +173,7 @@ def gru_1(
     )
 
 
-@operator("GRU", since_version=3)
+@operator("GRU", since_version=3, loops=True)
 def gru_3(
     X: Any,
     W: Any,
@@ -212,7 +212,7 @@ def gru_3(
     )
 
 
-@operator("GRU", since_version=7)
+@operator("GRU", since_version=7, loops=True)
 def gru_7(
     X: Any,
     W: Any,
@@ -250,7 +250,7 @@ def gru_7(
     )
 
 
-@operator("GRU", since_version=14)
+@operator("GRU", since_version=14, loops=True)
 def gru_14(
     X: Any,
     W: Any,
@@ -310,7 +310,7 @@ def gru_14(
 # --- LSTM ---------------------------------------------------------------------------------------------------------------
 
 
-@operator("LSTM", since_version=1)
+@operator("LSTM", since_version=1, loops=True)
 def lstm_1(
     X: Any,
     W: Any,
@@ -353,7 +353,7 @@ def lstm_1(
     )
 
 
-@operator("LSTM", since_version=7)
+@operator("LSTM", since_version=7, loops=True)
 def lstm_7(
     X: Any,
     W: Any,
@@ -395,7 +395,7 @@ def lstm_7(
     )
 
 
-@operator("LSTM", since_version=14)
+@operator("LSTM", since_version=14, loops=True)
 def lstm_14(
     X: Any,
     W: Any,

@@ -15,7 +15,7 @@ from transmuter_async.operators.registry import is_host, operator, xp
 # --- RoiAlign -------------------------------------------------------------------------------------------------------------
 
 
-@operator("RoiAlign", since_version=10)
+@operator("RoiAlign", since_version=10, loops=True)
 def roi_align_10(
     X: Any,
     rois: Any,
@@ -44,7 +44,7 @@ def roi_align_10(
     )
 
 
-@operator("RoiAlign", since_version=16)
+@operator("RoiAlign", since_version=16, loops=True)
 def roi_align_16(
     X: Any,
     rois: Any,
@@ -227,7 +227,7 @@ def _greatest(x: Any, images: Any, vertical: _Samples, horizontal: _Samples) -> 
 # --- MaxRoiPool -----------------------------------------------------------------------------------------------------------
 
 
-@operator("MaxRoiPool", since_version=1)
+@operator("MaxRoiPool", since_version=1, loops=True)
 def max_roi_pool_1(
     X: Any, rois: Any, /, *, pooled_shape: tuple[int, int], spatial_scale: float = 1.0, context: Context
 ) -> Any:

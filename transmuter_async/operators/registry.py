@@ -18,6 +18,8 @@ Facts that the compiler reads from a definition:
 - `host`: the shape of the result depends on values, or it is about strings: runs in numpy, is always a break unless all
   of its inputs are host values.
 - `random`: draws from the run's key, so equal nodes are not duplicates and nothing may be folded.
+- `loops`: computes with a loop of JAX (`lax.scan`, `map`, `fori_loop`, or inside of what it calls), or runs subgraphs: everything
+  else is traced inline.
 - `grows`: the result can be much larger than the inputs (Expand, Range, …): not folded above the budget.
 
 Two keywords are filled by the runner where the signature has them and are not attributes: `n_outputs` (number of the
@@ -73,6 +75,7 @@ class Operator:
     host: bool = False
     random: bool = False
     grows: bool = False
+    loops: bool = False
     notes: str = ""
 
     def input_name(self, index: int) -> str:
@@ -95,6 +98,7 @@ def operator(
     host: bool = False,
     random: bool = False,
     grows: bool = False,
+    loops: bool = False,
     notes: str = "",
 ) -> Callable[[Function], Function]:
     """Register a function as the definition of an operator from `since_version` on. See the module's text."""
@@ -125,6 +129,7 @@ def operator(
             host=host,
             random=random,
             grows=grows,
+            loops=loops,
             notes=notes,
         )
         versions = _TABLE.setdefault((domain, name), [])
