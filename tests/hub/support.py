@@ -198,5 +198,5 @@ async def in_worker(work: Callable[..., T], *arguments: Any) -> T:
 async def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Until something that happens elsewhere (a server, a process) has happened."""
     with anyio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # there is nothing to wait on
-            await anyio.sleep(0.005)
+        while not condition():  # there is nothing to wait on; a turn of the loop lets the threads of others run
+            await anyio.lowlevel.checkpoint()
