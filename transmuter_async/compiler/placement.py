@@ -35,7 +35,7 @@ ROWS = "batch"
 
 _TURN = threading.Lock()
 """Programs over several devices run one after the other, in the whole process: two that are started in another order on one
-device than on the next would wait for each other for ever, once they exchange anything."""
+device than on the next may wait for each other for ever, once they exchange anything."""
 
 
 @dataclass(frozen=True, slots=True)

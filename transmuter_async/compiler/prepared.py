@@ -148,6 +148,10 @@ class Prepared(PreparedGraph):
 class _Arriving(Prepared):
     """Where arrays of a call may live on other devices, or are consumed by it."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._foreign = self.placement.foreign_arrays
+
     def start(self, inputs: Mapping[str, Any], *, seed: int, device: bool) -> Execution:
         """See `Prepared.start`.
 
@@ -156,7 +160,7 @@ class _Arriving(Prepared):
         """
         if self.options.donate:
             inputs = own_copies(inputs, self.options.donate)
-        if self.placement.foreign_arrays:
+        if self._foreign:
             inputs = arrived(inputs, self.placement, self.batch_axes)
         return super().start(inputs, seed=seed, device=device)
 
