@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import anyio
 import pytest
@@ -243,10 +242,8 @@ async def test_a_deadline_is_kept_everywhere_and_says_where_the_time_went(where:
             if where == "queue":
                 group.start_soon(ask, compiled, answers, 1)
                 await compiler.computes.wait_came(2)
-            began = time.monotonic()
-            with pytest.raises(DeadlineExceeded) as caught:
+            with pytest.raises(DeadlineExceeded) as caught:  # nothing else can end it: the gate is shut
                 await compiled.run({"x": 2, "keys": "b" if where == "compile" else "a"}, timeout=0.03)
-            assert time.monotonic() - began < 1
             words = {"queue": "still in the queue", "compile": "being compiled", "compute": "being computed"}
             assert words[where] in str(caught.value)
             assert isinstance(caught.value, TimeoutError)
@@ -301,11 +298,9 @@ async def test_aclose_answers_everyone_at_once_and_returns_when_the_thread_is_do
                 group.start_soon(ask, compiled, answers, x, "b" if where == "compile" else "a")
             await gate.wait_came(2)
             await anyio.wait_all_tasks_blocked()
-            began = time.monotonic()
             group.start_soon(close)
-            while len(answers) < 5:
-                await anyio.lowlevel.checkpoint()
-            assert time.monotonic() - began < 0.05
+            await anyio.wait_all_tasks_blocked()
+            assert len(answers) == 5  # while the gate is still shut
             assert all(isinstance(answer, ActorStopped) for answer in answers.values())
             with pytest.raises(ActorStopped, match="was closed"):
                 await compiled.run({"x": 6})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,8 +36,8 @@ IDLE = 2.0
 class Lateness:
     """Seconds between when a heartbeat was due and when it came: median, 99th percentile, longest, and how many.
 
-    `blocked` is the same three without the wait for a processor, `collected` the longest pause of the garbage collector, which
-    the others do not hold.
+    `blocked` is the same three without the wait for a processor, `busy` the most that the loop's own thread computed between two
+    beats, `collected` the longest pause of the garbage collector, which the others do not hold.
     """
 
     median: float
@@ -44,6 +45,7 @@ class Lateness:
     longest: float
     beats: int
     blocked: tuple[float, float, float]
+    busy: float
     collected: float
 
     def __str__(self) -> str:
@@ -55,21 +57,25 @@ class Lateness:
 
 
 @contextmanager
-def collections() -> Iterator[list[tuple[float, float]]]:
-    """When the garbage collector ran, in whichever thread: it holds the interpreter's lock."""
+def collections() -> Iterator[tuple[list[tuple[float, float]], Callable[[], float]]]:
+    """When the garbage collector ran, in whichever thread: it holds the interpreter's lock; and the CPU time of this thread
+    without it."""
     found: list[tuple[float, float]] = []
-    began = 0.0
+    began = used = collected = 0.0
+    thread = threading.get_ident()
 
     def told(phase: str, info: Mapping[str, int]) -> None:
-        nonlocal began
+        nonlocal began, used, collected
         if phase == "start":
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.thread_time()
         else:
             found.append((began, time.perf_counter()))
+            if threading.get_ident() == thread:
+                collected += time.thread_time() - used
 
     gc.callbacks.append(told)
     try:
-        yield found
+        yield found, lambda: time.thread_time() - collected
     finally:
         gc.callbacks.remove(told)
 
@@ -82,15 +88,17 @@ def without(due: float, came: float, pauses: Sequence[tuple[float, float]]) -> f
 async def beside(work: Callable[[], Awaitable[Any]]) -> Lateness:
     """Beat beside `work`."""
     beats: list[tuple[float, float, float]] = []
+    busy: list[float] = []
     ended = anyio.Event()
 
     async def beat() -> None:
         while not ended.is_set():
-            waited, due = queued(), time.perf_counter() + PERIOD
+            waited, used, due = queued(), computed(), time.perf_counter() + PERIOD
             await anyio.sleep(PERIOD)
             beats.append((due, time.perf_counter(), queued() - waited))
+            busy.append(computed() - used)
 
-    with collections() as pauses:
+    with collections() as (pauses, computed):
         async with anyio.create_task_group() as group:
             group.start_soon(beat)
             await work()
@@ -98,7 +106,7 @@ async def beside(work: Callable[[], Awaitable[Any]]) -> Lateness:
     late = [without(due, came, pauses) for due, came, _ in beats]
     blocked = [max(0.0, each - waited) for each, (_, _, waited) in zip(late, beats, strict=True)]
     collected = max((end - start for start, end in pauses), default=0.0)
-    return Lateness(*summary(late), len(late), summary(blocked), collected)
+    return Lateness(*summary(late), len(late), summary(blocked), max(busy), collected)
 
 
 def summary(values: Sequence[float]) -> tuple[float, float, float]:
@@ -168,6 +176,7 @@ def figures(idle: Lateness, late: Lateness, *, bounds: bool) -> Iterator[Figure]
     ):
         note = f"{value * 1e3:.2f} against {base * 1e3:.2f} idle; {own * 1e3:.2f} without waiting for a processor"
         yield Figure(name, (value - base) * 1e3, "ms", bound if bounds else None, note=note)
+    yield Figure("most that the loop's thread computed between two beats", late.busy * 1e3, "ms", 20.0)
     yield Figure("beats", late.beats, "")
     yield Figure("longest pause of the garbage collector", late.collected * 1e3, "ms")
 

@@ -8,8 +8,8 @@ import pytest
 from tests import zoo
 from tests.benchmarks import heartbeat
 
-LOOSE = 0.1
-"""Seconds that the 99th percentile may be late here, where other tests share the cores. The goal alone is 0.02."""
+BUSY = 0.02
+"""Seconds of CPU time that the loop's thread may take between two beats. How late they come is for the benchmark to say."""
 
 
 @pytest.mark.network
@@ -18,4 +18,4 @@ async def test_a_heartbeat_is_not_late_beside_minilm() -> None:
     inputs, _ = zoo.reference("minilm")
     found = await heartbeat.measure(path, [inputs], repeats=20)
     assert found.beats > 20
-    assert found.p99 < LOOSE, str(found)
+    assert found.busy < BUSY, str(found)

@@ -324,6 +324,7 @@ def _by_meaning(known: Callable[[str, str, int], bool]) -> Callable[[str, str, i
 
 @cache
 def _schemas() -> tuple[Any, ...]:
+    onnx.defs.has("Identity")  # the first question fills onnx's table: with the list at once, one long hold of the lock
     return tuple(onnx.defs.get_all_schemas_with_history())
 
 
