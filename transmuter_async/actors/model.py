@@ -421,6 +421,8 @@ class ModelActor(Actor):
             self._paused -= 1
             call.compiling += now - call.paused
             if error is None:
+                if call.execution is not None:
+                    call.execution.given = segment  # before the call runs, another's may push it out
                 self._requeue(call)
             else:
                 self._give(call, None, again(error))

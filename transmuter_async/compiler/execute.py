@@ -32,7 +32,7 @@ from transmuter_async.compiler.needs import depends_on_values
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.run import Run, Scope
 from transmuter_async.compiler.searches import begin_search
-from transmuter_async.compiler.segment import Segment
+from transmuter_async.compiler.segment import Segment, entry_key
 from transmuter_async.compiler.trace import run_node
 from transmuter_async.compiler.values import to_numpy
 from transmuter_async.errors import BreakRefused, OperatorError
@@ -132,6 +132,7 @@ class Execution:
         self._breaks: list[Node] = []  # the open ones, outer before inner
         self._wanted: list[CompileJob] = []
         self._compiled = 0  # segments that ran from the cache
+        self.given: Segment | None = None  # what was compiled for this call while it waited
 
     def advance(self, cache: SegmentCache, observe: Observe) -> Finished | Missing:
         """Go on until the outputs are there or a program is missing.
@@ -203,7 +204,7 @@ class Execution:
                 segment = cache.kept(frame.values) if frame.host is None and frame.index == 0 else None
                 if segment is None:
                     place = (*frame.prepared.path, frame.index)
-                    segment = cache.find(place, frame.values)
+                    segment = cache.find(place, frame.values) or self._in_hand(place, frame.values)
                     if segment is None:
                         missing = _miss(frame, place, cache, observe)
                         if self.prepared.options.cold == "compile":
@@ -219,6 +220,15 @@ class Execution:
                 frame.index = segment.stop
                 if segment.needs is not None:
                     self._break(frame, observe)
+
+    def _in_hand(self, place: tuple[Any, ...], values: Mapping[str, Any]) -> Segment | None:
+        """The segment that was compiled for this call, if it is the one: it may have left the cache before the call came back."""
+        found, self.given = self.given, None
+        if found is None or found.place != place:
+            return None
+        if not all(name in values for name in found.layout.arguments + found.layout.values):
+            return None
+        return found if entry_key(found.layout, values) == found.key else None
 
     def _note_break(self, frame: _Frame, cache: SegmentCache) -> None:
         """A break that no segment leads to: `explain` and `breaks="error"` must know it all the same."""
@@ -346,11 +356,12 @@ def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: O
         cache.statics(place) | (frozenset(prepared.options.static_inputs) & values.keys()),
         first=frame.host is None and frame.index == 0,
     )
-    cache.count(place, hit=False)
-    observe(CacheMiss(job.position, job.shapes, prepared.options.cold == "interpret"))
-    advice = cache.advisor.missed(prepared, place, job.position, job.shapes)
-    if advice is not None:
-        observe(advice)
+    if not frame.missed:  # else it came and went while this call waited for its turn: still one miss, and its span
+        cache.count(place, hit=False)
+        observe(CacheMiss(job.position, job.shapes, prepared.options.cold == "interpret"))
+        advice = cache.advisor.missed(prepared, place, job.position, job.shapes)
+        if advice is not None:
+            observe(advice)
     frame.missed = True
     return Missing(job)
 
