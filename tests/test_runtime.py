@@ -557,6 +557,22 @@ async def test_log_compiles_logs_one_line_for_each() -> None:
     assert not own_threads()
 
 
+async def test_a_logger_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def info(self, event: str, **facts: object) -> None:
+            raise OSError("no space left on device")
+
+    async with tm.Runtime() as runtime:
+        runtime.log_compiles(Broken())
+        compiled = await runtime.compile(affine())
+        for count in (1, 2):
+            await compiled.run({"x": rows(count)})
+    assert [record.message for record in caplog.records if "log_compiles" in record.message] == [
+        "the logger given to log_compiles failed; further failures are not told"
+    ]
+    assert not own_threads()
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_forked_child_is_told(backend: str) -> None:
     script = textwrap.dedent(

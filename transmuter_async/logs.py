@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import structlog
@@ -11,6 +12,8 @@ from transmuter_async.bridge import Loop
 from transmuter_async.telemetry import Event, Telemetry
 
 __all__ = ["CompileLog"]
+
+_log = logging.getLogger("transmuter_async")
 
 _LOGGED = (
     "transmuter.compile.stop",
@@ -47,6 +50,7 @@ class CompileLog:
         self._subscription = telemetry.subscribe(*_LOGGED).open()
         self._logger = structlog.get_logger("transmuter_async") if logger is None else logger
         self._threads = Threads(loop, "transmuter-log", 1)
+        self._failed = False
 
     async def serve(self) -> None:
         """The task: one event after the other."""
@@ -63,6 +67,14 @@ class CompileLog:
         await self._threads.wait_ended()
 
     def _log(self, event: Event) -> None:
+        try:
+            self._write(event)
+        except Exception:  # a logger that fails must not end the runtime
+            if not self._failed:
+                self._failed = True
+                _log.exception("the logger given to log_compiles failed; further failures are not told")
+
+    def _write(self, event: Event) -> None:
         facts = {name: _short(value) for name, value in event.metadata.items() if name not in _LEFT_OUT}
         if "duration" in event.measurements:
             facts["duration_ms"] = round(event.measurements["duration"] / 1e6, 3)

@@ -7,6 +7,8 @@ true error. A slot is filled once, on the loop; filling it again does nothing, s
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from transmuter_async.bridge import Loop
@@ -85,7 +87,17 @@ class ThreadReply(Generic[T]):
 
     def wait(self, timeout: float | None) -> bool:
         """Block until the slot is filled, or for `timeout` seconds. Whether it is filled."""
-        return self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        return self._lock.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+
+    def wait_while(self, alive: Callable[[], bool], timeout: float | None) -> bool:
+        """`wait`, but not for what has ended: asks `alive` each second, and returns when it is not. Whether it is filled."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 1.0 if until is None else min(1.0, until - time.monotonic())
+            if self.wait(left):
+                return True
+            if left < 1.0 or not alive():
+                return self.done
 
     def take(self) -> T:
         """The value, or raises the error."""
