@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import anyio
 import pytest
 
 from tests.actors.fakes import fake_model, own_threads
-from transmuter_async.actors import Compiled, compiles
+from transmuter_async.actors import Compiled, ThreadReply, compiles
 from transmuter_async.errors import ActorStopped, DeadlineExceeded, InputError, MisuseError, Overloaded
 from transmuter_async.telemetry import Telemetry
 from transmuter_async.testing import Recorder
@@ -411,6 +412,22 @@ async def test_a_thread_may_call_and_the_loop_may_not() -> None:
         assert "wait for itself" in await compiled._actor._run_threads.run(expect, MisuseError)  # type: ignore[union-attr]
         await compiled.aclose()
         assert "was closed" in await anyio.to_thread.run_sync(lambda: expect(ActorStopped))
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e12, 10])
+async def test_a_timeout_may_be_as_long_as_one_likes(timeout: float) -> None:
+    async with fake_model() as (compiled, _):
+        assert await compiled.run({"x": 1}, timeout=timeout) == {"y": 101}
+        assert await anyio.to_thread.run_sync(lambda: compiled.call_from_thread({"x": 2}, timeout=timeout)) == {"y": 102}
+
+
+def test_a_thread_does_not_wait_for_a_loop_that_has_ended() -> None:
+    reply: ThreadReply[int] = ThreadReply()
+    assert not reply.wait_while(lambda: False, None)
+    assert not reply.wait_while(lambda: True, 0.01)
+    reply.settle(1, None)
+    assert reply.wait_while(lambda: False, 0.0)
+    assert reply.take() == 1
 
 
 async def test_another_loop_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -181,7 +182,7 @@ class Compiled:
     ) -> Call:
         assert inputs is not None
         actor = self._actor
-        deadline = None if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
+        deadline = None if timeout is None or timeout == math.inf else time.monotonic_ns() + int(timeout * 1e9)
         message = Run(inputs, device, actor.seeds.getrandbits(64) if seed is None else seed)
         observer = Observer(actor.telemetry, actor.metadata, call=span.id, parent=span.id, deadline=deadline)
         return Call(message, reply, observer)
@@ -225,7 +226,9 @@ class Compiled:
             del taken
             if not actor.loop.post(_submit, actor, call):
                 raise actor.stopped_error()
-            if not reply.wait(timeout):
+            if not reply.wait_while(lambda: actor.loop.post(_nothing), timeout):
+                if not actor.loop.post(_nothing):  # it has ended between the post and its turn
+                    raise actor.stopped_error()
                 error = deadline_exceeded(actor.name, call)
                 actor.loop.post(actor.abandon, call, "deadline")
                 raise error
@@ -300,6 +303,10 @@ def _warn(texts: Iterable[str]) -> None:
         level, frame = level + 1, frame.f_back
     for text in texts:
         warnings.warn(text, NonFiniteWarning, stacklevel=level)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _submit(actor: ModelActor, call: Call) -> None:
