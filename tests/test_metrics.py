@@ -197,6 +197,29 @@ async def test_real_calls_are_counted() -> None:
     assert registry.get_sample_value("transmuter_cache_hit_count_total") == 2
 
 
+async def test_a_serving_through_both_exporters() -> None:
+    bus, registry, reader = Telemetry(), prometheus_client.CollectorRegistry(), InMemoryMetricReader()
+    facts = {"serving": "s", "bucket": "sequence=16"}
+    meters = MeterProvider([reader])
+    async with (
+        PrometheusMetrics(bus, metrics.SERVING, registry=registry),
+        OpenTelemetryMetrics(bus, metrics.SERVING, meter=meters.get_meter("test")),
+    ):
+        stop = {"duration": 2_000_000, "size": 3, "padding": 0.25, "oldest_wait": 7_000_000, "queue_depth": 9}
+        bus.emit("transmuter.batch.stop", stop, facts)
+        bus.emit("transmuter.queue.rejected", {"count": 1}, {**facts, "why": "deadline"})
+        bus.emit("transmuter.breaker.opened", {"count": 1, "retry_after": 1}, {**facts, "reason": "RuntimeError"})
+    value = registry.get_sample_value
+    assert value("transmuter_batch_stop_size_bucket", {"serving": "s", "le": "2.0"}) == 0
+    assert value("transmuter_batch_stop_size_bucket", {"serving": "s", "le": "4.0"}) == 1
+    assert value("transmuter_batch_stop_padding_sum", {"serving": "s"}) == 0.25
+    assert value("transmuter_batch_stop_oldest_wait_seconds_sum", facts) == pytest.approx(0.007)
+    assert value("transmuter_batch_stop_queue_depth", {"serving": "s"}) == 9
+    assert value("transmuter_queue_rejected_count_total", {"serving": "s", "why": "deadline"}) == 1
+    assert value("transmuter_breaker_opened_count_total", {"serving": "s"}) == 1
+    meters.shutdown()
+
+
 def test_definitions_are_checked() -> None:
     with pytest.raises(ValueError, match="names no measurement"):
         counter("duration")

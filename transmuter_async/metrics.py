@@ -26,6 +26,7 @@ from transmuter_async.errors import MisuseError
 from transmuter_async.telemetry import Event, Subscription, Telemetry
 
 __all__ = [
+    "SERVING",
     "TAG_VALUES",
     "Metric",
     "OpenTelemetryMetrics",
@@ -152,6 +153,41 @@ def distribution(
 ) -> Metric:
     """How the measurement is spread, in buckets."""
     return _metric("distribution", name, unit, tags, description, buckets)
+
+
+SERVING: tuple[Metric, ...] = (
+    distribution(
+        "transmuter.batch.stop.size",
+        tags=["serving"],
+        buckets=[1 << power for power in range(11)],
+        description="Rows of data in a batch",
+    ),
+    distribution(
+        "transmuter.batch.stop.padding",
+        tags=["serving"],
+        buckets=[step / 10 for step in range(1, 10)],
+        description="Share of a batch's elements that is padding",
+    ),
+    distribution(
+        "transmuter.batch.stop.oldest_wait",
+        unit="second",
+        tags=["serving", "bucket"],
+        buckets=_SECONDS,
+        description="How long the oldest row of a batch has waited",
+    ),
+    distribution(
+        "transmuter.batch.stop.duration",
+        unit="second",
+        tags=["serving", "bucket"],
+        buckets=_SECONDS,
+        description="How long a batch took",
+    ),
+    last_value("transmuter.batch.stop.queue_depth", tags=["serving"], description="Rows left waiting behind a batch"),
+    counter("transmuter.batch.exception.duration", tags=["serving"], description="Batches that failed"),
+    counter("transmuter.queue.rejected.count", tags=["serving", "why"], description="Requests that were not computed"),
+    counter("transmuter.breaker.opened.count", tags=["serving"], description="Times that everything failed"),
+)
+"""What to watch of a batch worker."""
 
 
 class _Tags:
