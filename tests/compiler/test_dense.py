@@ -103,6 +103,10 @@ def test_explain_tells_and_an_option_turns_it_off() -> None:
     for options in ({"dense": False}, {"optimize": False}, {"nonfinite": "error"}):
         plain = Session(model(LOOKUP), **options)
         assert explain(plain.prepared, plain.cache).dense == ()
+        assert explain(plain.prepared, plain.cache).added == 0
+    left = told.traced - told.added
+    assert 0 < left < told.node_count, "nodes of the file that are gone"
+    assert f"{left} of them left after folding, and {told.added} added by the dense rewrite." in str(told)
 
 
 def test_the_same_mask_selected_twice_and_the_count_as_a_size() -> None:

@@ -261,6 +261,10 @@ class Execution:
 
     def _break(self, frame: _Frame, observe: Observe) -> None:
         node = frame.prepared.nodes[frame.index]
+        for name in frame.prepared.reads[frame.index]:  # the time until they are there is the segment's, not the break's
+            for leaf in jax.tree.leaves(frame.values.get(name)):
+                if isinstance(leaf, jax.Array):
+                    leaf.block_until_ready()
         observe(BreakStarted(node.position, node.name, node.op_type))
         self._breaks.append(node)
         hosted = _hosted(frame, node)

@@ -117,6 +117,7 @@ class Explanation:
         traced: Nodes left after passes and folding.
         graph_break: True, False, or None while nothing has been compiled that tells.
         padding: Buckets in words, None without.
+        added: Those of them that the file does not have.
         dense: NonZero nodes that are gone, since what follows works on all rows.
         mixes: Operators that mix rows or read padding, which `allow_mixing=True` accepts.
         notes: What else there is to say: devices, donated inputs.
@@ -131,6 +132,7 @@ class Explanation:
     padding: str | None = None
     mixes: tuple[Mixes, ...] = ()
     dense: tuple[str, ...] = ()
+    added: int = 0
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> Mapping[str, Any]:
@@ -151,7 +153,10 @@ class Explanation:
         return item.nanoseconds + again
 
     def __str__(self) -> str:
-        lines = [f"{self.node_count} nodes in the file, {self.traced} after folding."]
+        lines = [f"{self.node_count} nodes in the file, {self.traced - self.added} of them left after folding."]
+        if self.added:
+            by = "the dense rewrite" if self.dense else "passes over the graph"
+            lines[0] = f"{lines[0][:-1]}, and {self.added} added by {by}."
         if self.graph_break is None:
             lines.append("Nothing is compiled yet: run a call, or warm it, to see segments and breaks.")
         elif not self.graph_break:
@@ -197,6 +202,7 @@ def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | Non
         segments=rows,
         padding=None if prepared.padding is None else prepared.padding.describe(),
         dense=rewritten(prepared.graph),
+        added=_added(prepared),
         mixes=() if prepared.padding is None else prepared.padding.mixes,
         notes=_notes(prepared, held),
         breaks=tuple(
@@ -217,6 +223,12 @@ def _notes(prepared: PreparedGraph, held: Sequence[Segment]) -> tuple[str, ...]:
             f"Donated: {', '.join(prepared.options.donate)}; consumed by programs: {', '.join(used) or 'none yet'}."
         )
     return tuple(notes)
+
+
+def _added(prepared: PreparedGraph) -> int:
+    """How many of the nodes that are left come from no node of the file."""
+    own = {(node.name, node.op_type) for node in prepared.model.graph.nodes}
+    return sum((node.name, node.op_type) not in own for node in prepared.nodes)
 
 
 def _row(segment: Segment, *, kept: bool) -> SegmentRow:
