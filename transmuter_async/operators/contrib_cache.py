@@ -102,7 +102,7 @@ def _load(cache: Any, scale: Any, bits: int) -> Any:
     m = xp(cache, scale)
     if bits == 4:
         pair = m.stack([cache & np.uint8(15), cache >> np.uint8(4)], axis=-1)
-        codes = pair.reshape(*cache.shape[:-1], -1).astype(np.float32) - np.float32(8)
+        codes = pair.reshape(*cache.shape[:-1], 2 * cache.shape[-1]).astype(np.float32) - np.float32(8)
     else:
         codes = cache.astype(np.float32)
     return codes * _scale(scale, codes)
@@ -213,7 +213,14 @@ def group_query_attention_1(
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise context.error("do_rotary needs cos_cache and sin_cache")
-        places = at.positions if position_ids is None else position_ids.reshape(batch, length)
+        if position_ids is None:
+            places = at.positions
+        elif query_seqlens is None and at.longest == length and position_ids.size:
+            # The schema: of a first prompt only the very first element is used.
+            places = position_ids.reshape(-1)[0].astype(np.int64) + np.arange(length)
+            places = xp(places).broadcast_to(places, (batch, length))
+        else:
+            places = position_ids.reshape(batch, length)
         cos, sin = (part[:, None] for part in angles(cos_cache, sin_cache, places, context))
         q, k = (rotate(x, cos, sin, rotary_interleaved or 0) for x in (q, k))
 
