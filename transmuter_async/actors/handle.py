@@ -324,4 +324,4 @@ async def _unwrapped(work: Coroutine[Any, Any, Any]) -> Any:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup) and error.exceptions:
             error = error.exceptions[0]
-        raise error from None
+        raise error from error.__cause__
