@@ -11,7 +11,7 @@ from types import ModuleType
 
 import anyio
 
-from transmuter_async.cli import cache, compare, demo, download, explain, inspect, ops, profile, run
+from transmuter_async.cli import bench, cache, compare, demo, download, explain, inspect, ops, profile, run
 from transmuter_async.cli.output import Output
 from transmuter_async.errors import (
     DeadlineExceeded,
@@ -25,7 +25,7 @@ from transmuter_async.version import __version__
 
 __all__ = ["EXIT_CODES", "main", "parser"]
 
-COMMANDS: tuple[ModuleType, ...] = (run, inspect, explain, compare, profile, download, cache, ops, demo)
+COMMANDS: tuple[ModuleType, ...] = (run, inspect, explain, compare, profile, bench, download, cache, ops, demo)
 
 OK, NO, USAGE, MODEL, INPUT, HUB, ERROR, BUG, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 70, 130
 EXIT_CODES = {
