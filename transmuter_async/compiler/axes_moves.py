@@ -128,10 +128,19 @@ def _filled(axes: Sequence[Axis], state: State) -> tuple[Axis, ...]:
     return tuple(tuple(a if a.dim is None else replace(a, state=state, level=True) for a in axis) for axis in axes)
 
 
+def _counted(follower: Follower, value: Any) -> list[Poly] | None:
+    """Start, limit or step: integers, or floats that are whole."""
+    if isinstance(value, Tensor) and value.content is not None and value.content[0] == "size":
+        return [value.content[1]]
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size == 1 and float(value.reshape(())).is_integer():
+        return [poly(int(value.reshape(())))]
+    return follower.sizes(value)
+
+
 @rule("Range")
 def range_of(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     """Indices; along a followed dimension when they count from zero to its size."""
-    found = [follower.sizes(value) for value in values]
+    found = [_counted(follower, value) for value in values]
     if any(each is None or len(each) != 1 for each in found):
         tensors = [follower.tensor(value) for value in values]
         marked = taint_of(*tensors)
@@ -338,7 +347,10 @@ def tile(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
         elif is_unit(axis):
             out.extend(made(follower, [count]))
         elif labels([axis]) or count.symbols() & follower.dims.keys():
-            raise Mixing(min(labels([axis]) or count.symbols() & follower.dims.keys()), "repeats it")
+            if labels([axis]):
+                raise Mixing(min(labels([axis])), "repeats it")
+            [whole] = made(follower, [count])
+            out.append(merged([*whole, *axis]))  # one whole after the other
         else:
             out.append(plain(size_of(axis) * count))
     return [keep(tensor, out)]

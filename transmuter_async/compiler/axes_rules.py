@@ -40,7 +40,7 @@ from transmuter_async.compiler.axes_spans import (
     span_of_array,
     undefined,
 )
-from transmuter_async.compiler.sizes import Poly
+from transmuter_async.compiler.sizes import Poly, Sizes
 from transmuter_async.graph import Node, dtype_of
 
 __all__ = ["RULES", "aligned", "attribute", "axes_of", "blurred", "combined", "joined", "loosened", "product_state", "shape_key", "taint_of", "unsure"]
@@ -96,6 +96,9 @@ Sqrt Tan Tanh ThresholdedRelu Swish""".split()
 NARY = """Add And BitShift BitwiseAnd BitwiseOr BitwiseXor CastLike Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max
 Mean Min Mod Mul Or Pow PRelu Sub Sum Where Xor""".split()
 CONTRIB = ["FastGelu", "BiasGelu", "Gelu", "QuickGelu"]
+SCORE = 4900.0
+"""What is taken for a score beside a mask: see `MASK`."""
+
 _TRUTHS = JUDGES | {"IsNaN", "IsInf"}
 
 
@@ -187,6 +190,8 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
         content, taint = originals[0].content, originals[0].taint
         if content is not None and content[0] in ("atmost", "number") and _narrows(node):
             content = None
+    elif node.op_type == "Cast" and isinstance(values[0], Sizes):
+        content = _as_float(follower, node, values[0])
     elif node.op_type == "IsNaN":
         content = ("isnan", node.inputs[0])
     elif node.op_type == "GreaterOrEqual" and originals[0].content is not None and originals[0].content[0] == "iota":
@@ -202,6 +207,13 @@ def _tells(state: State) -> bool:
     return state.kind in ("constant", "masked") or (
         state.kind == "garbage" and math.isfinite(state.low) and math.isfinite(state.high)
     )
+
+
+def _as_float(follower: Follower, node: Node, sizes: Sizes) -> tuple[Any, ...] | None:
+    """A size as a float, which is exact where no float rounds it: a Range may count up to it."""
+    to = dtype_of(int(attribute(node, "to", 1)))
+    most = follower.bounds.span(sizes.values.reshape(-1)[0])[1] if sizes.values.size == 1 else math.inf
+    return ("size", sizes.values.reshape(-1)[0]) if kind_of_dtype(to) == "f" and to.itemsize >= 4 and most < 1 << 24 else None
 
 
 def _narrows(node: Node) -> bool:
@@ -298,8 +310,9 @@ def _combine(
                 if state.kind == "masked" and sign < 0:
                     return WILD if not np.isfinite(state.value) else GARBAGE
                 total += sign * float(np.asarray(state.value, np.float64))
-            elif state is not None and _tells(state):  # the highest that it may be
-                total += min(0.0, sign * (state.high if sign > 0 else state.low))
+            elif state is not None and _tells(state):
+                highest = sign * (state.high if sign > 0 else state.low)
+                total += 0.0 if 0 <= highest <= SCORE else highest
         if total <= -1000.0:
             return State("masked", np.float64(total))
         if not np.isfinite(total):

@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from transmuter_async.compiler.axes import Atom, Axis, Dim, Follower, Mask, Mixes, Tensor, constant, declared, labels
-from transmuter_async.compiler.axes_rewrite import Born, find_born, lengths_below, rewrite, size_name, true_name
-from transmuter_async.compiler.sizes import Poly, Sizes, object_array
+from transmuter_async.compiler.axes import Dim, Mixes
+from transmuter_async.compiler.axes_proof import Proof, prove, shape_of
+from transmuter_async.compiler.axes_rewrite import Born, find_born, rewrite, size_name, true_name
+from transmuter_async.compiler.sizes import Poly
 from transmuter_async.errors import BatchingRefused, InputError
-from transmuter_async.graph import Graph, TensorType, Value, aligned_empty
+from transmuter_async.graph import Graph, aligned_empty
 
 __all__ = ["Batching", "Cut", "Plan", "Proof", "plan_batching", "prove"]
 
@@ -77,32 +78,6 @@ class Batching:
         object.__setattr__(self, "pad", tuple(sorted((pad or {}).items())))
         object.__setattr__(self, "mask", (mask,) if isinstance(mask, str) else tuple(mask or ()))
         object.__setattr__(self, "allow_mixing", bool(allow_mixing))
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What following the axes found.
-
-    Attributes:
-        mixes: Operators that mix rows or read padding; empty: outputs cut to their true length are right.
-        undecided: Whether it depends on sizes that only a call knows.
-        unmasked: Inputs of which each row must hold something else than padding somewhere; True: at its front.
-        outputs: For each output its axes as `(dimension, size)` factors; empty where no followed dimension is in it, None
-            where it could not be followed.
-        lengths: Inputs of which no element may be above the size of a dimension.
-        ones: Inputs of which each row must hold a 1: a mask whose ones are counted.
-        masks: Padding that has to be put back to a value before a node reads it.
-        unborn: Dimensions that are none, and why.
-    """
-
-    mixes: tuple[Mixes, ...]
-    undecided: bool
-    unmasked: Mapping[str, bool]
-    outputs: Mapping[str, tuple[tuple[tuple[str | None, Poly], ...], ...] | None]
-    lengths: Mapping[str, str] = field(default_factory=dict)
-    ones: frozenset[str] = frozenset()
-    masks: tuple[Mask, ...] = ()
-    unborn: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -285,6 +260,10 @@ class Plan:
         """
         proof = self._settled(inputs)
         self._check_masks(proof, inputs)
+        sizes = self.sizes(inputs, split=True)
+        if not self._lengths_fit(proof, inputs, sizes):
+            told = ", ".join(f"{name!r}: at most {sizes.get(dim)}" for name, dim in sorted(proof.lengths.items()))
+            raise InputError(f"lengths speak of more than there is, and a mask is made of them; they fit up to ({told})")
         return proof
 
     def fill(self, name: str) -> Any:
@@ -536,7 +515,7 @@ def _dimensions(
     problems += [f"mask {name!r} is no input" for name in batching.mask if name not in inputs]
     problems += [f"pad names {name!r}, which is no input" for name, _ in batching.pad if name not in inputs]
     for name, value in inputs.items():
-        shape = _shape(value)
+        shape = shape_of(value)
         for at, dim in enumerate(shape or ()):
             label = BATCH if given.get(name) == at else next((w for w in (dim, f"{name}:{at}") if w in wanted), None)
             if isinstance(label, str) and not (given and label == BATCH and given.get(name) != at):
@@ -553,7 +532,7 @@ def _dimensions(
     problems += [f"two names stand for the size {tensor!r}" for tensor in sorted(twice)]
     problems += [f"no input has a dimension {name!r}" for name in sorted(wanted - seen)]
     if problems:
-        have = sorted({str(d) for v in inputs.values() for d in _shape(v) or () if isinstance(d, str)})
+        have = sorted({str(d) for v in inputs.values() for d in shape_of(v) or () if isinstance(d, str)})
         raise InputError(
             f"the batching does not fit the graph: {'; '.join(problems)}. Its inputs name the dimensions {have}; "
             'one without a name is called "INPUT:AXIS". One that arises inside has the name of the integer that is its size. '
@@ -561,97 +540,3 @@ def _dimensions(
         )
     dims = [Dim(name, "batch" if name == batch else "padded", largest.get(name)) for name in sorted(wanted)]
     return tuple(dims), places, born
-
-
-def _shape(value: Value) -> tuple[Any, ...] | None:
-    return value.type.shape if isinstance(value.type, TensorType) else None
-
-
-def prove(
-    graph: Graph,
-    dims: Sequence[Dim],
-    places: Mapping[str, Mapping[int, str]],
-    batching: Batching,
-    born: Sequence[Born] = (),
-    *,
-    watched: bool = False,
-    shapes: Mapping[str, Sequence[int | None]] | None = None,
-    values: Mapping[str, np.ndarray] | None = None,
-) -> Proof:
-    """Follow dimensions through a graph.
-
-    Args:
-        dims: Those to follow.
-        places: Where the inputs carry them.
-        batching: Says what stands on the padding.
-        born: Those of which the size is an integer of the graph.
-        watched: Whether an alarm rings for NaN and infinity.
-        shapes: Sizes of the axes that are not followed, of one call; None follows them as symbols.
-        values: Inputs whose value is known, of one call.
-    """
-    made = {each.tensor: each.dim for each in born if not each.given}
-    given_sizes = {each.tensor: each.dim for each in born if each.given}
-    follower = Follower(dims, born=made, atmost=lengths_below(graph, born), watched=watched)
-    fills = dict(batching.pad)
-    kinds = {dim.name: dim.kind for dim in dims}
-    inputs: dict[str, Any] = {}
-    for value in graph.inputs:
-        shape = _shape(value)
-        if shape is None:
-            inputs[value.name] = Tensor(None)
-            continue
-        assert isinstance(value.type, TensorType)
-        fill = 0 if value.name in batching.mask else fills.get(value.name, 0)
-        dtype = value.type.dtype
-        state = constant(np.asarray(fill) if dtype is None or dtype.hasobject else np.asarray(fill).astype(dtype))
-        state = replace(state, source=frozenset({value.name}))
-        given: list[Any] = []
-        for at, _ in enumerate(shape):
-            dim = places.get(value.name, {}).get(at)
-            if dim is not None:
-                atom = Atom(Poly.symbol(dim), dim)
-                given.append(atom if kinds[dim] == "batch" or state.value.dtype.hasobject else Atom(atom.size, dim, state))
-            else:
-                size = None if shapes is None or value.name not in shapes else shapes[value.name][at]
-                given.append(None if size is None else Poly({(): size}))
-        made_input = declared(value.type, given, follower.fresh)
-        if made_input.kind == "i" and not follower.padded(made_input.axes or ()):
-            made_input = replace(made_input, content=("number", value.name))
-        inputs[value.name] = made_input
-        if value.name in given_sizes:
-            symbol = Poly.symbol(given_sizes[value.name])
-            inputs[value.name] = Sizes(object_array([symbol], tuple(int(n) for n in shape if isinstance(n, int))))
-    follower.follow(graph, {**inputs, **(values or {})})
-    outputs = {value.name: _judge(follower, graph, value.name) for value in graph.outputs}
-    return Proof(
-        tuple(follower.mixes),
-        shapes is None and follower.undecided,
-        {name: front or follower.crossed for name, front in follower.unmasked.items()},
-        outputs,
-        dict(follower.lengths),
-        follower.ones,
-        tuple(follower.masks.values()),
-        dict(follower.unborn),
-    )
-
-
-def _judge(follower: Follower, graph: Graph, name: str) -> Any:
-    """An output's axes; a taint that reaches it counts as mixing."""
-    value = follower.read(name)
-    if isinstance(value, Sizes):
-        follower.node = next((node for node in graph.nodes if name in node.outputs), None)
-        value = follower.tensor(value)
-    if not isinstance(value, Tensor):
-        return None
-    tensor = follower.as_data(value)
-    if tensor.taint is not None and tensor.taint not in follower.mixes:
-        follower.mixes.append(tensor.taint)
-    if tensor.axes is None:
-        return None
-    if not labels(tensor.axes):
-        return ()
-    return tuple(_plain_axis(axis) for axis in tensor.axes)
-
-
-def _plain_axis(axis: Axis) -> tuple[tuple[str | None, Poly], ...]:
-    return tuple((atom.dim, atom.size) for atom in axis)
