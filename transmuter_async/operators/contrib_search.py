@@ -81,7 +81,7 @@ def _one_each(given: dict[str, Any], chooser: Greedy | Draws, outputs: int) -> A
     return _outputs(Search(reader, chooser, longest, result, context))
 
 
-@operator("GreedySearch", since_version=1, domain=MICROSOFT, static=("max_length",), notes=NOTE)
+@operator("GreedySearch", since_version=1, domain=MICROSOFT, static=("max_length",), loops=True, notes=NOTE)
 def greedy_search_1(
     input_ids: Any,
     max_length: Any,
@@ -108,7 +108,7 @@ def greedy_search_1(
     return _one_each(given, Greedy(_rules(given)), 1)
 
 
-@operator("Sampling", since_version=1, domain=MICROSOFT, static=("max_length",), random=True, notes=NOTE)
+@operator("Sampling", since_version=1, domain=MICROSOFT, static=("max_length",), random=True, loops=True, notes=NOTE)
 def sampling_1(
     input_ids: Any,
     max_length: Any,
@@ -193,7 +193,7 @@ def _every(shown: Sequence[Any], batch: int, beams: int, steps: int, context: Co
 STATIC = ("max_length", "num_beams", "num_return_sequences", "logits_processor")
 
 
-@operator("BeamSearch", since_version=1, domain=MICROSOFT, static=STATIC, notes=NOTE)
+@operator("BeamSearch", since_version=1, domain=MICROSOFT, static=STATIC, loops=True, notes=NOTE)
 def beam_search_1(
     input_ids: Any,
     max_length: Any,
@@ -235,7 +235,7 @@ def beam_search_1(
     return _beams(given)
 
 
-@operator("WhisperBeamSearch", since_version=1, domain=MICROSOFT, static=STATIC, notes=NOTE)
+@operator("WhisperBeamSearch", since_version=1, domain=MICROSOFT, static=STATIC, loops=True, notes=NOTE)
 def whisper_beam_search_1(
     input_ids: Any,
     max_length: Any,
