@@ -32,6 +32,7 @@ from transmuter_async.testing import HeldCompiler, Recorder
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "telemetry.md"
 SPEC = {"x": tm.Spec((2, 4), "float32")}
+PROGRESS = "transmuter.hub.download.progress"
 ELSEWHERE = {"breaker.opened", "breaker.closed", "batch.exception"}
 """Events that tests/serving drives, where a batch can be made to fail."""
 
@@ -70,6 +71,8 @@ class Script:
             while sum(Counter(self.recorder.names()).values()) < wanted.total():  # what is told behind a call
                 await anyio.lowlevel.checkpoint()
         found = self.take()
+        progress = found.pop(PROGRESS, 0)  # at most ten a second: how many there are is the clock's to say
+        assert progress >= wanted.pop(PROGRESS, 0)
         assert found == wanted, (names, found - wanted, wanted - found)
 
     def take(self) -> Counter[str]:
