@@ -164,6 +164,7 @@ async def test_a_deadline_that_the_thread_sees_first_is_told_too() -> None:
         compiled._actor.submit(call)
         await anyio.to_thread.run_sync(done.wait)
         assert isinstance(reply, DeadlineExceeded)
+        assert "still in the queue" in str(reply)
         (event,) = recorder.named("transmuter.queue.rejected")
         assert (event.metadata["why"], event.metadata["call"]) == ("deadline", span.id)
         span.stop()

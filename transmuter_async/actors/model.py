@@ -267,7 +267,8 @@ class ModelActor(Actor):
         if isinstance(error, Untouched):
             self._reject(call, call.observer.left or "deadline")  # or the thread has seen that before the caller
         if call in self._calls:
-            call.place = "done"  # in the thread; what follows may give it another place
+            # It is done in the thread, or as it was before; what follows may give it another place.
+            call.place = "waiting" if isinstance(error, Untouched) else "done"
             if error is not None:
                 late = isinstance(error, Abandoned)
                 self._give(call, None, deadline_exceeded(self.name, call) if late else error)
