@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -272,9 +273,14 @@ class Compiled:
         """
         return await self._actor.ask(WhyMiss(inputs))  # type: ignore[no-any-return]
 
-    async def explain(self) -> Explanation:
-        """The segments compiled so far and the breaks between them: where, why, what they cost, and what to do about it."""
-        return await self._actor.ask(Explain())  # type: ignore[no-any-return]
+    async def explain(self, *, verbose: bool = False) -> Explanation:
+        """The segments compiled so far and the breaks between them: where, why, what they cost, and what to do about it.
+
+        Args:
+            verbose: The text also tells, for each node, in which form programs compute it where that is not the plain one.
+        """
+        found: Explanation = await self._actor.ask(Explain())
+        return replace(found, verbose=True) if verbose else found
 
     async def statistics(self) -> ActorStatistics:
         """Counts of calls, cache, compiles and memory. Asks the run thread, so it waits for a call that is running."""

@@ -253,9 +253,9 @@ class Replicas(Compiled):
         """As of the replica that a call of these inputs would go to now. See `Compiled.why`."""
         return await self._handles[self._which(inputs)].why(inputs)
 
-    async def explain(self) -> Explanation:
+    async def explain(self, *, verbose: bool = False) -> Explanation:
         """As of the replica that holds the most programs; breaks are the same for all. See `Compiled.explain`."""
-        found: dict[int, Explanation] = await self._each(Compiled.explain, some=True)
+        found: dict[int, Explanation] = await self._each(lambda handle: handle.explain(verbose=verbose), some=True)
         fullest = max(found, key=lambda index: (len(found[index].segments), -index))
         names = ", ".join(map(str, self.devices))
         note = f"{len(self._handles)} replicas, on {names}; what follows is that of {self.devices[fullest]}."

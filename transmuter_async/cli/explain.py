@@ -55,7 +55,7 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
                 await compiled.run(inputs, seed=options.seed)
             else:
                 compiled = await runtime.compile(model, specs(model, sizes, Spec), static_inputs=static)
-            explanation = await compiled.explain()
+            explanation = await compiled.explain(verbose=options.verbose)
     output.data = {"model": options.model, **explanation.to_dict()}
     output.line(str(explanation))
     if explanation.graph_break is None and not explanation.segments:

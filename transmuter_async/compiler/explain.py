@@ -15,7 +15,7 @@ from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.errors import NeedsValue
 
-__all__ = ["Break", "Explanation", "PlaceRow", "SegmentRow", "Timings", "explain"]
+__all__ = ["Break", "Explanation", "LoweringRow", "PlaceRow", "SegmentRow", "Timings", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,21 @@ class SegmentRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LoweringRow:
+    """The forms that one node takes in programs.
+
+    Attributes:
+        node: Its name.
+        operator: Its operator.
+        names: What it takes; what each name means is in `lowering.LOWERINGS`.
+    """
+
+    node: str
+    operator: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Segments and breaks of a compiled model, as far as calls and specs have found them.
 
@@ -121,6 +136,8 @@ class Explanation:
         dense: NonZero nodes that are gone, since what follows works on all rows.
         mixes: Operators that mix rows or read padding, which `allow_mixing=True` accepts.
         notes: What else there is to say: devices, donated inputs.
+        lowerings: Where programs compute an operator in another form than the plain one, in the order of nodes.
+        verbose: Whether the text tells them.
     """
 
     node_count: int
@@ -134,6 +151,8 @@ class Explanation:
     dense: tuple[str, ...] = ()
     added: int = 0
     notes: tuple[str, ...] = ()
+    lowerings: tuple[LoweringRow, ...] = ()
+    verbose: bool = False
 
     def to_dict(self) -> Mapping[str, Any]:
         """The same as plain values, ready for JSON."""
@@ -183,6 +202,10 @@ class Explanation:
                 f"  break {item.id} at {item.position}: {item.op_type} {item.node!r} needs {item.reason}; "
                 f"{item.value!r} is {origin}. {item.hint}" + (f" Would save {item.gain}." if item.gain else "")
             )
+        if self.verbose:
+            lines.extend(f"  {row.operator} {row.node!r}: {', '.join(row.names)}" for row in self.lowerings)
+            if not self.lowerings:
+                lines.append("  Every operator of the programs takes its plain form.")
         return "\n".join(lines)
 
 
@@ -210,7 +233,17 @@ def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | Non
             for _, needs in sorted(breaks.items(), key=lambda item: (item[1].position, str(item[0])))
         ),
         places=places,
+        lowerings=_lowerings(held),
     )
+
+
+def _lowerings(held: Sequence[Segment]) -> tuple[LoweringRow, ...]:
+    """By node, over all programs that are held, those of one graph place after the other."""
+    names: dict[tuple[str, str], dict[str, None]] = {}
+    for segment in sorted(held, key=lambda each: order_of(each.place)):
+        for node, operator, name in segment.lowerings:
+            names.setdefault((node, operator), {})[name] = None
+    return tuple(LoweringRow(node, operator, tuple(found)) for (node, operator), found in names.items())
 
 
 def _notes(prepared: PreparedGraph, held: Sequence[Segment]) -> tuple[str, ...]:

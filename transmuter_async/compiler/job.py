@@ -45,6 +45,7 @@ class _Plan:
     traced_nodes: int
     output_trees: list[int | None]
     output_kinds: list[tuple[Any, Any]]
+    lowerings: tuple[tuple[str, str, str], ...] = ()
     rounds: tuple[frozenset[str], ...] = ()  # the static names known at the start of each round, the last is final
     all_reads: frozenset[str] = frozenset()  # in any round
 
@@ -199,6 +200,7 @@ class CompileJob:
             host_values=tuple(sorted(plan.statics - self.statics_known)),
             node_count=plan.traced_nodes,
             donated=donated,
+            lowerings=plan.lowerings,
         )
         if stored is not None and segment.program is not None:
             stored.save(segment, weights, plan.all_reads, plan.rounds, plan.output_trees, observe)
@@ -251,6 +253,7 @@ class CompileJob:
                     error.__cause__ = error.__context__ = None
                     stop, needs = index, error
                     del run.alarms[before[0] :], lifted[before[2] :]
+                    run.taken = {key: None for key in run.taken if key[:2] != (nodes[index].name, nodes[index].operator)}
                     run.statics, run.traced_nodes = before[1], before[3]
                     break
             live = [
@@ -278,6 +281,7 @@ class CompileJob:
                     if has_traced(results[name])
                     for leaf in jax.tree.leaves(results[name])
                 ],
+                lowerings=tuple(run.taken),
             )
 
         jax.eval_shape(evaluate, {name: abstract(self.values[name]) for name in traceable}, _SEED)

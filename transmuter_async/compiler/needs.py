@@ -10,7 +10,7 @@ import numpy as np
 from transmuter_async.compiler.run import FOLD_BYTES, LIFT_BYTES, Run, has_traced, is_opaque
 from transmuter_async.errors import NeedsValue
 from transmuter_async.graph import Node
-from transmuter_async.operators import Operator
+from transmuter_async.operators import PREPARED_INPUTS, Operator
 
 __all__ = ["admit", "depends_on_values", "first_traced", "known_value", "needs_value"]
 
@@ -40,6 +40,8 @@ def admit(run: Run, node: Node, definition: Operator, values: list[Any]) -> tupl
             if traced[index]:
                 admitted[index] = known_value(run, node, index, value, f"the {name} of {node.op_type} {node.name!r}")
         elif isinstance(value, np.ndarray):
+            if any(traced) and (definition.domain, definition.name, name) in PREPARED_INPUTS:
+                continue
             admitted[index] = run.lift(value) if value.nbytes > LIFT_BYTES else value
         elif isinstance(value, list):
             admitted[index] = [

@@ -42,6 +42,7 @@ def to_jax(
     bounds: str = "clamp",
     static_inputs: Mapping[str, Any] | None = None,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    lowerings: tuple[str, ...] | None = None,
 ) -> tuple[Apply, dict[str, jax.Array]]:
     """A model as a pure function of its weights and inputs.
 
@@ -52,6 +53,7 @@ def to_jax(
         static_inputs: Values of inputs that the graph reads on the host (a sample rate that an If tests). They are
             left out of `inputs`.
         around: Makes a context that surrounds each run of the graph.
+        lowerings: Names of the forms that operators take; None: those for the platform.
 
     Returns:
         `(apply, params)`. `apply(params, inputs, seed=None)` gives a dict of outputs; `inputs` maps names to arrays,
@@ -87,7 +89,8 @@ def to_jax(
             fixed[name] = take_value(np.asarray(value) if isinstance(value, jax.Array) else value, names[name].type, True)
         except Misfit as problem:
             raise InputError(f"static_inputs do not fit the graph: {name!r}: {problem}") from None
-    prepared = PreparedGraph(model, Options(), prepare_graph(model, Options()), jax.local_devices()[0])
+    options = Options(lowerings=lowerings)
+    prepared = PreparedGraph(model, options, prepare_graph(model, options), jax.local_devices()[0])
     fixed_weights = _read_on_the_host(prepared.graph)
     weights: dict[str, np.ndarray] = {}
     numbers: set[int] = set()

@@ -59,6 +59,7 @@ class Segment:
         host_values: Names that became static with this segment.
         node_count: Nodes of the segment that are really computed by the program.
         donated: Arguments that the program consumes.
+        lowerings: Forms other than the plain one that its operators take, `(node, operator, name)`.
         hit: What an observer is told when a call finds it.
         code_bytes: Of the program, where jax tells.
     """
@@ -82,6 +83,7 @@ class Segment:
     host_values: tuple[str, ...]
     node_count: int
     donated: tuple[str, ...] = ()
+    lowerings: tuple[tuple[str, str, str], ...] = ()
     hit: CacheHit = field(init=False)
     code_bytes: int = field(init=False)
 

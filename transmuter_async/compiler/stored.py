@@ -109,6 +109,7 @@ class Stored:
                 "alarms": [astuple(alarm) for alarm in segment.alarms],
                 "uses_seed": segment.uses_seed,
                 "node_count": segment.node_count,
+                "lowerings": segment.lowerings,
                 "weight_count": len(weights),
                 "weights": [self._weight_record(array, arrays) for array in weights],
                 "host_outputs": {name: encode_value(v, arrays) for name, v in segment.host_outputs.items()},
@@ -166,6 +167,7 @@ class Stored:
                 host_values=tuple(sorted(statics - job.statics_known)),
                 node_count=record["node_count"],
                 donated=tuple(record["donated"]),
+                lowerings=tuple(tuple(each) for each in record["lowerings"]),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Rejected(f"its record does not fit the graph: {type(error).__name__} {error}") from error

@@ -97,7 +97,7 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
     context = NodeContext(run, node, definition, scope, folding=run.fold_limit is not None, walk=run_nodes)
     runner = {"n_outputs": len(node.outputs), "context": context}
     try:
-        outputs = keep_channels_last(definition, values, attributes, runner) if lying else None
+        outputs = _kept(definition, values, attributes, runner) if lying else None
         if outputs is None:
             values = [value.plain() if isinstance(value, ChannelsLast) else value for value in values]
             if run.tracing:
@@ -162,6 +162,13 @@ def _invoke(
         return invoke(definition, values, attributes, runner)
     with inlined(not definition.loops):
         return invoke(definition, values, attributes, runner)
+
+
+def _kept(
+    definition: Operator, values: Sequence[Any], attributes: dict[str, Any], runner: dict[str, Any]
+) -> tuple[Any, ...] | None:
+    with inlined(not definition.loops):
+        return keep_channels_last(definition, values, attributes, runner)
 
 
 def _hold_to_budget(context: NodeContext, outputs: Iterable[Any]) -> None:

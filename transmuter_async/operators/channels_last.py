@@ -32,18 +32,25 @@ NAME = "channels last"
 
 
 class ChannelsLast:
-    """A traced value of shape (N, C, *sizes) that is held as (N, *sizes, C)."""
+    """A traced value of shape (N, C, *sizes) that is held as (N, *sizes, C).
 
-    __slots__ = ("array",)
+    Attributes:
+        array: As it is held.
+        width: How many axes the channels take. Two while a shuffle of channels has them split: (N, A, B, *sizes).
+    """
 
-    def __init__(self, array: Any) -> None:
+    __slots__ = ("array", "width")
+
+    def __init__(self, array: Any, width: int = 1) -> None:
         self.array = array
+        self.width = width
 
     @property
     def shape(self) -> tuple[int, ...]:
         """As the graph has it."""
-        batch, *sizes, channels = self.array.shape
-        return (batch, channels, *sizes)
+        batch, *others = self.array.shape
+        split = len(others) - self.width
+        return (batch, *others[split:], *others[:split])
 
     @property
     def ndim(self) -> int:
@@ -57,7 +64,7 @@ class ChannelsLast:
 
     def plain(self) -> Any:
         """The value as the graph has it."""
-        return jnp.moveaxis(self.array, -1, 1)
+        return jnp.moveaxis(self.array, range(-self.width, 0), range(1, 1 + self.width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +114,15 @@ def keep_channels_last(
     rule = None if definition.domain else _RULES.get(definition.name)
     if rule is None:
         return None
-    if definition.name != "Conv" and not any(isinstance(value, ChannelsLast) for value in _flat(values)):
+    held = [value for value in values if isinstance(value, ChannelsLast)]
+    if definition.name != "Conv" and not held:
+        return None
+    if definition.name not in ("Reshape", "Transpose") and any(value.width > 1 for value in held):
         return None
     outputs = rule(_Call(definition, values, attributes, runner))
     if outputs is not None:
         runner["context"].lowers(NAME)
     return outputs
-
-
-def _flat(values: Sequence[Any]) -> Sequence[Any]:
-    return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
 def _lies(value: Any) -> Any:
@@ -209,7 +215,7 @@ def _conv(call: _Call) -> tuple[Any, ...] | None:
     # Where nothing is held yet, only what XLA itself would transpose for is worth a transposition.
     if not held and (math.prod(kernel) == 1 or (group > 1 and weights.shape[1] <= 8)):
         return None
-    geometry = {name: call.attributes.get(name) for name in ("strides", "dilations", "pads")}
+    geometry: dict[str, Any] = {name: call.attributes.get(name) for name in ("strides", "dilations", "pads")}
     w = windows(x.shape, kernel, **geometry, auto_pad=call.defaulted("auto_pad"))
     if 0 in w.outputs:
         return None
@@ -253,7 +259,7 @@ def _pool(call: _Call) -> tuple[Any, ...] | None:
     (x,) = call.values
     if not isinstance(x, ChannelsLast) or not is_float(x.dtype) or call.runner.get("n_outputs", 1) > 1 or 0 in x.shape:
         return None
-    geometry = {name: call.attributes.get(name) for name in ("strides", "dilations", "pads")}
+    geometry: dict[str, Any] = {name: call.attributes.get(name) for name in ("strides", "dilations", "pads")}
     w = windows(
         x.shape,
         call.attributes["kernel_shape"],
@@ -378,7 +384,38 @@ def _transpose(call: _Call) -> tuple[Any, ...] | None:
     order = call.attributes.get("perm") or tuple(reversed(range(x.ndim)))
     if sorted(order) != list(range(x.ndim)):
         return None
+    if x.width == 2:
+        if tuple(order) != (0, 2, 1, *range(3, x.ndim)):
+            return None
+        return (ChannelsLast(jnp.swapaxes(x.array, -1, -2), 2),)
     return call.invoke([x.array], {"perm": [_where(axis, x.ndim) for axis in order]})
+
+
+@_rule("Reshape")
+def _reshape(call: _Call) -> tuple[Any, ...] | None:
+    """One that splits the channels in two axes, or joins them again, as a shuffle of channels does."""
+    x, wanted = call.value(0), call.value(1)
+    if wanted is None:
+        wanted = np.asarray(call.attributes.get("shape", ()), np.int64)
+    if (
+        not isinstance(x, ChannelsLast)
+        or not isinstance(wanted, np.ndarray)
+        or 0 in x.shape
+        or call.attributes.get("allowzero")
+    ):
+        return None
+    dims = [x.shape[i] if n == 0 and i < x.ndim else int(n) for i, n in enumerate(wanted.reshape(-1))]
+    known = math.prod(n for n in dims if n != -1)
+    total = math.prod(x.shape)
+    if dims.count(-1) == 1 and known and total % known == 0:
+        dims[dims.index(-1)] = total // known
+    batch, sizes = x.shape[0], x.shape[1 + x.width :]
+    if x.width == 2 and tuple(dims) == (batch, total // (batch * math.prod(sizes)), *sizes):
+        return (ChannelsLast(x.array.reshape(batch, *sizes, -1)),)
+    if x.width == 1 and len(dims) == x.ndim + 1 and (dims[0], *dims[3:]) == (batch, *sizes) and min(dims) > 0:
+        if dims[1] * dims[2] == x.shape[1]:
+            return (ChannelsLast(x.array.reshape(batch, *sizes, dims[1], dims[2]), 2),)
+    return None
 
 
 @_rule("Resize")

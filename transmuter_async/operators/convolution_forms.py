@@ -121,7 +121,8 @@ def channels_last(x: Any, weights: Any, w: Windows, group: int, context: Context
         _, x = next(taps(pad_spatial(x, w.low, high_padding(w), first=1), w, first=1))
         mixed = jnp.matmul(x.reshape(-1, channels), weights.reshape(channels, filters))
         return mixed.reshape(batch, *w.outputs, filters)
-    if group > 1 and per_group <= 8 and places * per_group <= _UNROLLED and context.lowers("shifted taps"):
+    narrow = group > 1 and per_group <= 8 and places * per_group <= _UNROLLED and (per_group == 1 or places > 1)
+    if narrow and context.lowers("shifted taps"):
         return _shifted(x, weights, w, group)
     if group > 1 and context.lowers("block diagonal"):
         return _in_blocks(x, weights, w, group)
@@ -183,6 +184,7 @@ def _in_blocks(x: Any, weights: Any, w: Windows, group: int) -> Any:
     per_group, filters = weights.shape[-2:]
     each = filters // group
     together = max(n for n in range(1, group + 1) if group % n == 0 and n <= max(1, _BLOCK // per_group))
+    x = isolate(x)
     parts = []
     for start in range(0, group, together):
         inner = weights[..., start * each : (start + together) * each]
@@ -191,7 +193,12 @@ def _in_blocks(x: Any, weights: Any, w: Windows, group: int) -> Any:
             eye = jnp.eye(together, dtype=x.dtype).reshape(together, 1, together, 1)
             inner = (spread * eye).reshape(*w.kernel, together * per_group, together * each)
         lane = x[..., start * per_group : (start + together) * per_group]
-        parts.append(_own_channels_last(lane, inner, w, 1))
+        if math.prod(w.kernel) == 1 and not any(w.low):
+            _, lane = next(taps(pad_spatial(lane, w.low, high_padding(w), first=1), w, first=1))
+            mixed = jnp.matmul(lane.reshape(-1, lane.shape[-1]), inner.reshape(lane.shape[-1], -1))
+            parts.append(mixed.reshape(x.shape[0], *w.outputs, -1))
+        else:
+            parts.append(_own_channels_last(lane, inner, w, 1))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 

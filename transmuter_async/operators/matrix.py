@@ -82,7 +82,10 @@ def gemm_11(
         raise ValueError(f"A and B must be matrices, got shapes {A.shape} and {B.shape}")
     dtype = A.dtype
     a = A.T if transA else A
-    b = B.T if transB else B
+    if is_host(A, B):
+        b = B.T if transB else B
+    else:
+        b = context.prepared(B, "transposed" if transB else "same")
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"the inner dimensions of {a.shape} and {b.shape} differ (after transA, transB)")
     if is_host(A, B) or context.platform == "cpu" or not is_float(dtype):

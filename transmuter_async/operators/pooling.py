@@ -38,7 +38,7 @@ def max_pool_1(
 ) -> Any:
     """Until version 8 there are no indices, until version 10 no dilations and no `ceil_mode`."""
     w = windows(X.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, partial=True)
-    return _max_values(X, w, context.platform)
+    return _max_values(X, w, context)
 
 
 @operator("MaxPool", since_version=8)
@@ -98,16 +98,16 @@ def max_pool_10(
         partial=True,
     )
     if n_outputs < 2:
-        return _max_values(X, w, context.platform)
+        return _max_values(X, w, context)
     return _max_with_indices(X, w, storage_order)
 
 
-def _max_values(x: Any, w: Windows, platform: str) -> Any:
+def _max_values(x: Any, w: Windows, context: Context) -> Any:
     if 0 in x.shape or 0 in w.outputs:
         return xp(x).full((*x.shape[:2], *w.outputs), _lowest(x.dtype), x.dtype)
     if is_host(x):
         return separable(pad_spatial(x, w.low, w.reach, _lowest(x.dtype)), w, np.maximum)
-    if platform == "cpu":
+    if context.lowers("separable"):
         return separable(pad_spatial(x, w.low, w.reach, _lowest(x.dtype)), w, jnp.maximum)
     return lax.reduce_window(x, jnp.asarray(_lowest(x.dtype)), lax.max, **_reduce_window(w))
 
@@ -211,13 +211,13 @@ def max_unpool_9(
 # --- mean ---------------------------------------------------------------------------------------------------------------
 
 
-def _sums(x: Any, w: Windows, platform: str) -> Any:
+def _sums(x: Any, w: Windows, context: Context) -> Any:
     """The sum of each window; x is in the dtype to accumulate in."""
     if 0 in x.shape or 0 in w.outputs:
         return xp(x).zeros((*x.shape[:2], *w.outputs), x.dtype)
     if is_host(x):
         return separable(pad_spatial(x, w.low, w.reach), w, np.add)
-    if platform == "cpu":
+    if context.lowers("separable"):
         return separable(pad_spatial(x, w.low, w.reach), w, jnp.add)
     return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, **_reduce_window(w))
 
@@ -315,7 +315,7 @@ def average_pool_19(
         ceil_mode=ceil_mode,
         partial=True,
     )
-    total = _sums(widen(X), w, context.platform)
+    total = _sums(widen(X), w, context)
     counts = np.maximum(w.counts(bool(count_include_pad)), 1).astype(total.dtype)
     return narrow(total / counts, X.dtype)
 
@@ -363,7 +363,7 @@ def lp_pool_1(
     if not kernel_shape:
         raise ValueError("LpPool needs kernel_shape; set the attribute")
     w = windows(X.shape, kernel_shape, strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, partial=True)
-    return narrow(safe_root(_sums(_power(widen(X), p), w, context.platform), p), X.dtype)
+    return narrow(safe_root(_sums(_power(widen(X), p), w, context), p), X.dtype)
 
 
 @operator("LpPool", since_version=2)
@@ -407,7 +407,7 @@ def lp_pool_18(
         ceil_mode=ceil_mode,
         partial=True,
     )
-    return narrow(safe_root(_sums(_power(widen(X), p), w, context.platform), p), X.dtype)
+    return narrow(safe_root(_sums(_power(widen(X), p), w, context), p), X.dtype)
 
 
 @operator("GlobalLpPool", since_version=1)

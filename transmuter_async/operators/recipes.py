@@ -9,7 +9,10 @@ from typing import Any
 from transmuter_async.operators.numeric import widen
 from transmuter_async.operators.registry import xp
 
-__all__ = ["RECIPES"]
+__all__ = ["PREPARED_INPUTS", "RECIPES"]
+
+PREPARED_INPUTS: frozenset[tuple[str, str, str]] = frozenset({("", "Gemm", "B")})
+"""Inputs, as (domain, operator, name), that a definition takes with `Context.prepared` itself where they are weights."""
 
 Recipe = Callable[[Any], Any]
 
@@ -32,9 +35,14 @@ def _channels_last(rank: int) -> Recipe:
     return spread
 
 
+def _transposed(weight: Any) -> Any:
+    return weight.T
+
+
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "same": _same,
+        "transposed": _transposed,
         "filters last": _filters_last,
         "channels last 3": _channels_last(3),
         "channels last 4": _channels_last(4),

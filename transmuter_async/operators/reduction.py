@@ -63,8 +63,8 @@ def reduce_axes(
 
 def _sum(x: Any, axes: tuple[int, ...], keepdims: bool, context: Context) -> Any:
     # A row sum is vectorised by XLA on the CPU only when written as a product.
-    last = axes == (x.ndim - 1,) and context.platform == "cpu" and x.dtype == np.float32 and not is_host(x)
-    if last and x.shape[-1] >= _SHORTEST_DOT:
+    last = axes == (x.ndim - 1,) and x.dtype == np.float32 and not is_host(x)
+    if last and x.shape[-1] >= _SHORTEST_DOT and context.lowers("row product"):
         total = x @ jnp.ones((x.shape[-1],), x.dtype)
         return total[..., None] if keepdims else total
     return xp(x).sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)

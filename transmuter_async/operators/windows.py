@@ -135,12 +135,13 @@ def pad_spatial(x: Any, low: Sequence[int], high: Sequence[int], value: Any = 0,
         around = [(before, after, 0) for before, after in zip(low, high, strict=True)]
         config = [(0, 0, 0)] * first + around + [(0, 0, 0)] * (x.ndim - first - len(around))
         return lax.pad(x, jnp.asarray(value), config)
-    crop = tuple(slice(max(0, -a), n - max(0, -b)) for a, b, n in zip(low, high, x.shape[2:], strict=True))
-    x = x[(slice(None), slice(None), *crop)]
-    shape = (*x.shape[:2], *(n + max(0, a) + max(0, b) for a, b, n in zip(low, high, x.shape[2:], strict=True)))
-    out = np.full(shape, value, x.dtype)
-    inner = tuple(slice(max(0, a), max(0, a) + n) for a, n in zip(low, x.shape[2:], strict=True))
-    out[(slice(None), slice(None), *inner)] = x
+    sizes, stop = x.shape[first : first + len(low)], first + len(low)
+    crop = tuple(slice(max(0, -a), n - max(0, -b)) for a, b, n in zip(low, high, sizes, strict=True))
+    x = x[(slice(None),) * first + crop]
+    grown = (n + max(0, a) + max(0, b) for a, b, n in zip(low, high, x.shape[first:stop], strict=True))
+    out = np.full((*x.shape[:first], *grown, *x.shape[stop:]), value, x.dtype)
+    inner = tuple(slice(max(0, a), max(0, a) + n) for a, n in zip(low, x.shape[first:stop], strict=True))
+    out[(slice(None),) * first + inner] = x
     return out
 
 

@@ -1,0 +1,314 @@
+"""Every form that programs take on a CPU gives what the plain form gives: alone, all together, in a chain, with gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.compiler.support import Session, assert_same, by_onnxruntime, node, proto
+from transmuter_async.compiler import Options, explain, to_jax
+from transmuter_async.graph import read_model
+from transmuter_async.operators import LOWERINGS, known, lowerings_for
+
+ALL = tuple(LOWERINGS)
+
+
+def random(*shape, seed=0, scale=1.0):
+    return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def dims(shape):
+    return ",".join(map(str, shape))
+
+
+def forms(made):
+    """The same model in its plain form, with each lowering alone, and with all."""
+    for chosen in ((), *((name,) for name in ALL), *(("channels last", name) for name in ALL[1:]), ALL):
+        yield chosen, Session(made, lowerings=chosen)
+
+
+def check(made, inputs, *, rtol=1e-4, atol=2e-5, some=False):
+    """Every form equals onnxruntime; `some` takes only the plain one and all of them."""
+    want = by_onnxruntime(made, inputs)
+    taken = set()
+    for chosen, session in forms(made):
+        if some and chosen not in ((), ALL):
+            continue
+        assert_same(session(inputs), want, rtol=rtol, atol=atol)
+        found = {name for segment in session.cache.segments() for _, _, name in segment.lowerings}
+        assert found <= set(chosen)
+        taken |= found
+    return taken
+
+
+def chain(w, group=1, x=None, tail=(), opset=18, **attributes):
+    """A convolution that starts a chain, one of the wanted kind after it, and what `tail` says."""
+    x = x or (2, 3, 9, 10)
+    first = random(w[1] * group, x[1], *(3 for _ in x[2:]), seed=5)
+    rank = len(x) - 2
+    nodes = [
+        node("Conv", ["x", "first"], ["a"], pads=[1] * 2 * rank, name="start"),
+        node("Relu", ["a"], ["b"]),
+        node("Conv", ["b", "w", "bias"], ["c"], name="wanted", group=group, **attributes),
+        *tail,
+        node("Sigmoid", [tail[-1].output[0] if tail else "c"], ["y"]),
+    ]
+    weights = {"first": first, "w": random(*w, seed=1, scale=0.3), "bias": random(w[0], seed=2)}
+    return proto(nodes, [f"x:float[{dims(x)}]"], ["y:float[...]"], weights, opset=opset), {"x": random(*x, seed=3)}
+
+
+KINDS = {
+    "dense": ((6, 8, 3, 3), 1),
+    "one element": ((6, 8, 1, 1), 1),
+    "a row": ((6, 8, 1, 3), 1),
+    "depthwise": ((8, 1, 3, 3), 8),
+    "depthwise, two filters": ((16, 1, 3, 3), 8),
+    "thin groups": ((8, 2, 3, 3), 4),
+    "thin groups of one element": ((12, 2, 1, 1), 4),
+    "groups": ((12, 12, 3, 3), 2),
+    "thick groups": ((8, 40, 3, 3), 2),
+    "large depthwise": ((4, 1, 5, 5), 4),
+}
+GEOMETRIES = [
+    {},
+    {"strides": [2, 2]},
+    {"strides": [1, 3], "pads": [0, 1, 2, 0]},
+    {"pads": [2, 2, 2, 2], "dilations": [2, 2]},
+    {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+    {"auto_pad": "SAME_LOWER", "strides": [2, 1]},
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_convolutions_in_a_chain(kind, geometry):
+    w, group = KINDS[kind]
+    made, inputs = chain(w, group, **geometry)
+    assert "channels last" in check(made, inputs, some=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_lowering_alone(kind):
+    w, group = KINDS[kind]
+    made, inputs = chain(w, group, strides=[2, 2], pads=[1, 1, 1, 1])
+    check(made, inputs)
+
+
+@pytest.mark.parametrize(
+    ("w", "group", "geometry"),
+    [((6, 8, 3), 1, {"dilations": [2]}), ((8, 1, 7), 8, {"pads": [3, 3]}), ((4, 8, 1), 1, {"strides": [2]})],
+)
+def test_convolutions_of_sequences(w, group, geometry):
+    made, inputs = chain(w, group, x=(2, 3, 20), **geometry)
+    assert "channels last" in check(made, inputs)
+
+
+def test_unit_axes_in_a_chain():
+    made, inputs = chain((6, 8, 1, 3), 1, x=(2, 3, 1, 20))
+    weights = {i.name: i for i in made.graph.initializer}
+    assert weights["first"].dims[2] == 3  # over one row of height 1, padded
+    assert "unit axes" in check(made, inputs)
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 2), (3, 1)])
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]])
+@pytest.mark.parametrize("sizes", [(11, 12), (10, 15)])
+def test_first_convolutions_with_strides(kernel, pads, sizes):
+    nodes = [node("Conv", ["x", "w"], ["y"], strides=[2, 2], pads=pads)]
+    made = proto(nodes, [f"x:float[2,3,{dims(sizes)}]"], ["y:float[...]"], {"w": random(5, 3, *kernel)})
+    taken = check(made, {"x": random(2, 3, *sizes, seed=1)}, some=True)
+    assert "space to depth" in taken
+
+
+TAILS = {
+    "constant of a channel": [node("Mul", ["c", "channel"], ["t"])],
+    "scalar": [node("Add", ["c", "one"], ["t"])],
+    "a map": [node("Sub", ["map", "c"], ["t"])],
+    "batch norm": [node("BatchNormalization", ["c", "scale", "shift", "mean", "var"], ["t"])],
+    "max pool": [node("MaxPool", ["c"], ["t"], kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1])],
+    "max pool, ceil": [node("MaxPool", ["c"], ["t"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)],
+    "max pool, indices": [node("MaxPool", ["c"], ["t", "indices"], kernel_shape=[2, 2])],
+    "average pool": [node("AveragePool", ["c"], ["t"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])],
+    "average pool with pads": [
+        node("AveragePool", ["c"], ["t"], kernel_shape=[3, 2], pads=[1, 1, 0, 0], count_include_pad=1)
+    ],
+    "global mean": [node("GlobalAveragePool", ["c"], ["m"]), node("Mul", ["c", "m"], ["t"])],
+    "global maximum": [node("GlobalMaxPool", ["c"], ["m"]), node("Mul", ["c", "m"], ["t"])],
+    "mean over space": [node("ReduceMean", ["c", "space"], ["t"], keepdims=0)],
+    "mean over space, kept": [node("ReduceMean", ["c", "space"], ["m"]), node("Sub", ["c", "m"], ["t"])],
+    "mean over channels": [node("ReduceMean", ["c", "channels"], ["t"], keepdims=0)],
+    "maximum along one axis": [node("ReduceMax", ["c", "last"], ["t"], keepdims=0)],
+    "sum along one axis, kept": [node("ReduceSum", ["c", "last"], ["t"])],
+    "concat": [node("Concat", ["c", "map"], ["t"], axis=1)],
+    "concat along a row": [node("Concat", ["c", "c"], ["t"], axis=-1)],
+    "split": [node("Split", ["c"], ["p", "q"], axis=1, num_outputs=2), node("Mul", ["p", "q"], ["t"])],
+    "split of a row": [node("Split", ["c", "parts"], ["p", "t"], axis=3)],
+    "slice": [node("Slice", ["c", "starts", "ends", "axes", "steps"], ["t"])],
+    "slice without axes": [node("Slice", ["c", "starts", "ends"], ["t"])],
+    "softmax of channels": [node("Softmax", ["c"], ["t"], axis=1)],
+    "softmax of a row": [node("LogSoftmax", ["c"], ["t"], axis=-1)],
+    "transpose": [node("Transpose", ["c"], ["t"], perm=[0, 2, 3, 1])],
+    "any transpose": [node("Transpose", ["c"], ["t"])],
+    "resize": [node("Resize", ["c", "", "scales"], ["t"], mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric")],
+    "resize to sizes": [node("Resize", ["c", "", "", "sizes"], ["t"], mode="linear")],
+    "pad": [node("Pad", ["c", "around"], ["t"])],
+    "pad, reflected": [node("Pad", ["c", "around"], ["t"], mode="reflect")],
+    "flatten": [node("Flatten", ["c"], ["t"])],
+    "reshape": [node("Reshape", ["c", "flat"], ["t"])],
+    "shuffle": [
+        node("Reshape", ["c", "split"], ["p"]),
+        node("Transpose", ["p"], ["q"], perm=[0, 2, 1, 3, 4]),
+        node("Reshape", ["q", "joined"], ["t"]),
+    ],
+    "half a shuffle": [node("Reshape", ["c", "split"], ["p"]), node("Transpose", ["p"], ["t"], perm=[0, 1, 3, 2, 4])],
+    "clip": [node("Clip", ["c", "low"], ["t"])],
+    "slope": [node("PRelu", ["c", "channel"], ["t"])],
+    "where": [node("Greater", ["c", "low"], ["g"]), node("Where", ["g", "c", "channel"], ["t"])],
+    "cast": [node("Cast", ["c"], ["d"], to=11), node("Cast", ["d"], ["t"], to=1)],
+    "shape": [node("Shape", ["c"], ["s"]), node("Reshape", ["c", "s"], ["t"])],
+    "transposed": [node("ConvTranspose", ["c", "up"], ["t"], strides=[2, 2], pads=[1, 0, 0, 1], output_padding=[1, 0])],
+    "transposed, blocks": [node("ConvTranspose", ["c", "double", "seven"], ["t"], strides=[2, 2])],
+    "transposed, blocks, cropped": [node("ConvTranspose", ["c", "double"], ["t"], strides=[2, 2], pads=[1, 0, 0, 1])],
+    "transposed, wanted": [node("ConvTranspose", ["c", "up"], ["t"], strides=[2, 2], output_shape=[14, 16])],
+    "transposed, groups": [node("ConvTranspose", ["c", "up"], ["t"], group=2)],
+    "instance norm": [node("InstanceNormalization", ["c", "scale", "shift"], ["t"])],
+    "gather": [node("Gather", ["c", "picked"], ["t"], axis=1)],
+    "two readers": [
+        node("Transpose", ["c"], ["p"], perm=[0, 3, 2, 1]),
+        node("ReduceMean", ["p", "space"], ["m"], keepdims=0),
+        node("ReduceMax", ["c", "space"], ["n"], keepdims=0),
+        node("MatMul", ["n", "square"], ["o"]),
+        node("ReduceSum", ["m", "channels"], ["k"]),
+        node("Add", ["o", "k"], ["t"]),
+    ],
+}  # fmt: skip
+CONSTANTS = {
+    "channel": random(6, 1, 1, seed=11),
+    "one": np.array([1.5], np.float32),
+    "low": np.array(-0.1, np.float32),
+    "map": random(2, 6, 7, 8, seed=12),
+    "scale": random(6, seed=13),
+    "shift": random(6, seed=14),
+    "mean": random(6, seed=15),
+    "var": np.abs(random(6, seed=16)) + 0.5,
+    "space": np.array([2, 3]),
+    "channels": np.array([1]),
+    "last": np.array([-1]),
+    "parts": np.array([3, 5]),
+    "starts": np.array([0, 1, 1, -6]),
+    "ends": np.array([2, 5, 100, 100]),
+    "axes": np.array([0, 1, 2, 3]),
+    "steps": np.array([1, 2, 1, 3]),
+    "scales": np.array([1, 1, 2, 3], np.float32),
+    "sizes": np.array([2, 6, 9, 5]),
+    "around": np.array([0, 0, 1, 2, 0, 0, 2, 1]),
+    "flat": np.array([0, -1]),
+    "split": np.array([0, 2, 3, 7, 8]),
+    "joined": np.array([2, -1, 7, 8]),
+    "up": random(6, 3, 3, 3, seed=17),
+    "double": random(6, 7, 2, 2, seed=18),
+    "seven": random(7, seed=19),
+    "picked": np.array([3, 0, 5]),
+    "square": random(6, 6, seed=20),
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_what_lies_between_convolutions(tail):
+    made, inputs = chain((6, 8, 3, 3), tail=TAILS[tail])
+    used = {name for each in TAILS[tail] for name in each.input}
+    made.graph.initializer.extend(
+        proto([], [], [], {name: value for name, value in CONSTANTS.items() if name in used}).graph.initializer
+    )
+    assert "channels last" in check(made, inputs, some=True)
+
+
+@pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
+def test_pooling_of_plain_values(name):
+    nodes = [node(name, ["x"], ["y"], kernel_shape=[3, 2], strides=[1, 2], pads=[1, 0, 0, 1])]
+    made = proto(nodes, ["x:float[2,3,8,9]"], ["y:float[...]"])
+    assert "separable" in check(made, {"x": random(2, 3, 8, 9)})
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_weights_of_products_are_transposed_once(transposed):
+    w = random(7, 100, seed=1)
+    made = proto(
+        [node("Gemm", ["x", "w", "b"], ["y"], transB=transposed)],
+        ["x:float[3,100]"],
+        ["y:float[3,7]"],
+        {"w": w if transposed else np.ascontiguousarray(w.T), "b": random(7)},
+    )
+    session = Session(made)
+    inputs = {"x": random(3, 100, seed=2)}
+    assert_same(session(inputs), by_onnxruntime(made, inputs), atol=1e-5)
+    (segment,) = session.cache.segments()
+    assert "transpose(" not in segment.program.as_text()
+
+
+def test_chosen_by_platform_and_by_optimize():
+    assert lowerings_for("cpu") == frozenset(LOWERINGS)
+    assert lowerings_for("gpu") == lowerings_for("tpu") == lowerings_for("cpu", optimize=False) == frozenset()
+    assert lowerings_for("gpu", forced=["unit axes"]) == {"unit axes"}
+    with pytest.raises(ValueError, match=r"'winograd'.*are no lowerings"):
+        lowerings_for("cpu", forced=["winograd"])
+
+
+def test_optimize_off_is_the_plain_form():
+    made, inputs = chain((8, 1, 3, 3), 8)
+    session = Session(made, optimize=False)
+    assert_same(session(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=2e-5)
+    assert all(not segment.lowerings for segment in session.cache.segments())
+
+
+def test_explained_for_each_node():
+    made, inputs = chain((8, 1, 3, 3), 8)
+    session = Session(made)
+    session(inputs)
+    found = explain(session.prepared, session.cache)
+    assert {row.node: row.names for row in found.lowerings}["wanted"] == ("shifted taps", "channels last")
+    assert "shifted taps" not in str(found)
+    assert "Conv 'wanted': shifted taps, channels last" in str(dataclasses.replace(found, verbose=True))
+    plain = Session(made, optimize=False)
+    plain(inputs)
+    told = str(dataclasses.replace(explain(plain.prepared, plain.cache), verbose=True))
+    assert "takes its plain form" in told
+
+
+def test_a_break_inside_of_a_chain():
+    """Values that cross a break are plain ones."""
+    made, inputs = chain((6, 8, 3, 3), tail=[node("MaxPool", ["c"], ["t"], kernel_shape=[2, 2])])
+    want = by_onnxruntime(made, inputs)
+    for every in (1, 2, 3):
+        session = Session(made, force_breaks=range(1, 10, every), min_segment_nodes=1)
+        assert_same(session(inputs), want, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_the_plain_form(kind):
+    """By every weight and by the input, against the plain form's own, which other tests hold to differences."""
+    w, group = KINDS[kind]
+    made, inputs = chain(w, group, strides=[2, 2], pads=[1, 1, 1, 1])
+    model = read_model(made, known=known)
+
+    def gradients(**options):
+        apply, params = to_jax(model, **options)
+        loss = lambda params, inputs: (apply(params, inputs)["y"] ** 2).sum()  # noqa: E731
+        return jax.grad(loss, argnums=(0, 1))(params, {k: jax.numpy.asarray(v) for k, v in inputs.items()})
+
+    plain = gradients(lowerings=())
+    ours = gradients()
+    assert jax.tree.structure(plain) == jax.tree.structure(ours)
+    for found, want in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        scale = float(abs(np.asarray(want)).max())
+        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5 * max(1.0, scale))
+
+
+def test_options_take_only_what_there_is():
+    made, _ = chain((6, 8, 3, 3))
+    with pytest.raises(ValueError, match="are no lowerings"):
+        Session(made, lowerings=("fast",))
+    assert {field.name for field in dataclasses.fields(Options)} >= {"lowerings"}
