@@ -23,6 +23,13 @@ KINDS = {
     "bool": TensorProto.BOOL,
     "string": TensorProto.STRING,
     "double": TensorProto.DOUBLE,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float8e4m3fn": TensorProto.FLOAT8E4M3FN,
+    "int8": TensorProto.INT8,
+    "int16": TensorProto.INT16,
+    "uint8": TensorProto.UINT8,
+    "uint64": TensorProto.UINT64,
 }
 
 
