@@ -117,9 +117,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(autouse=True)
 def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test in which the event loop is blocked: blockbuster on asyncio, the step watch on trio."""
-    if request.node.get_closest_marker("may_block"):
-        yield
-        return
     with ExitStack() as stack:
         if "anyio_backend" in request.fixturenames and BlockBuster is not None:
             name, _ = request.getfixturevalue("anyio_backend")

@@ -154,7 +154,6 @@ async def _cancelled_load(world: World, how: str, loaded: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["scope", "native"])
-@pytest.mark.may_block
 async def test_36_a_cancelled_download_is_resumed(world: World, how: str) -> None:
     world.fake.repo().commit({"p": Lfs(BIG)})
     world.fake.fault("cdn", "p", Fault(stall=(12 << 20) + 500))
@@ -172,7 +171,6 @@ async def test_36_a_cancelled_download_is_resumed(world: World, how: str) -> Non
     assert world.leftovers() == []
 
 
-@pytest.mark.may_block
 async def test_36_little_is_not_kept(world: World) -> None:
     world.fake.repo().commit({"p": Lfs(BIG)})
     world.fake.fault("cdn", "p", Fault(stall=(2 << 20) + 500))
@@ -272,15 +270,18 @@ async def test_a_partial_file_that_is_of_no_use(world: World, damage: str) -> No
     assert world.leftovers() == ([str(left.relative_to(world.cache))] if damage == "too young" else [])
 
 
-@pytest.mark.may_block
 async def test_36_a_cancel_while_the_partial_file_is_read_loses_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.fake.repo().commit({"p": Lfs(BIG)})
     left = world.root / "blobs" / f"{BIG.sha256}.0123abcd.incomplete"
-    left.parent.mkdir(parents=True)
-    left.write_bytes(BIG.read(0, 20 << 20))
-    os.utime(left, (1, 1))
+
+    def write() -> None:
+        left.parent.mkdir(parents=True)
+        left.write_bytes(BIG.read(0, 20 << 20))
+        os.utime(left, (1, 1))
+
+    await in_worker(write)
     reading = threading.Event()
 
     def check(self: Stop) -> None:
