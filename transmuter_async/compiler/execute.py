@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -262,9 +262,10 @@ class Execution:
     def _break(self, frame: _Frame, observe: Observe) -> None:
         node = frame.prepared.nodes[frame.index]
         for name in frame.prepared.reads[frame.index]:  # the time until they are there is the segment's, not the break's
-            for leaf in jax.tree.leaves(frame.values.get(name)):
-                if isinstance(leaf, jax.Array):
-                    leaf.block_until_ready()
+            value = frame.values.get(name)
+            for each in value if isinstance(value, list) else (value,):
+                if isinstance(each, jax.Array):
+                    each.block_until_ready()
         observe(BreakStarted(node.position, node.name, node.op_type))
         self._breaks.append(node)
         hosted = _hosted(frame, node)
@@ -410,7 +411,7 @@ def _run_on_host(frame: _Frame, start: int, stop: int) -> None:
         platform=prepared.platform,
         producers=prepared.producers,
     )
-    scope = Scope(outer=_HostValues(frame.values, outer=Scope(dict(prepared.graph.initializers))))
+    scope = Scope(outer=_HostValues(frame.values, outer=Scope(cast("dict[str, Any]", prepared.graph.initializers))))
     last_use = prepared.last_use
     for index in range(start, stop):
         run_node(run, prepared.nodes[index], scope)
