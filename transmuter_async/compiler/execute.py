@@ -261,7 +261,8 @@ class Execution:
 
     def _break(self, frame: _Frame, observe: Observe) -> None:
         node = frame.prepared.nodes[frame.index]
-        for name in frame.prepared.reads[frame.index]:  # the time until they are there is the segment's, not the break's
+        # The time until they are there is the segment's, not the break's.
+        for name in frame.prepared.reads[frame.index]:
             value = frame.values.get(name)
             for each in value if isinstance(value, list) else (value,):
                 if isinstance(each, jax.Array):
