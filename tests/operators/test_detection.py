@@ -38,3 +38,14 @@ def test_a_nan_score_takes_no_part():
     scores = np.array([[[np.nan, 0.5]]], np.float32)
     (got,) = host_outputs("NonMaxSuppression", [boxes, scores, np.array(5, np.int64)], {}, domain="", opset=11)
     assert got.tolist() == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize("clusters", [3, 200, 1800])
+@pytest.mark.parametrize("limit", [40, 300, 1800])
+def test_more_boxes_than_are_compared_at_once_as_onnxruntime(clusters, limit):
+    rng = np.random.default_rng(clusters)
+    low = rng.uniform(0, 300, (clusters, 2))[rng.integers(0, clusters, 1800)] + rng.integers(-4, 4, (1800, 2))
+    boxes = np.concatenate([low, low + rng.integers(20, 40, (1800, 2))], -1).astype(np.float32)[None]
+    scores = np.stack([rng.random(1800), rng.integers(0, 3, 1800) / 4]).astype(np.float32)[None]  # one has equal scores
+    inputs = [boxes, scores, np.array([limit], np.int64), np.array([0.4], np.float32), np.array([0.1], np.float32)]
+    compare("NonMaxSuppression", inputs, {"center_point_box": 0}, domain="", opset=11, traced=False)

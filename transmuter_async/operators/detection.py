@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,42 +49,116 @@ def non_max_suppression_10(
     chosen = []
     if limit > 0:
         for batch, (corners, rows) in enumerate(zip(boxes, scores, strict=True)):
-            low, high = _corners(corners, centred=bool(center_point_box))
-            with np.errstate(all="ignore"):
-                area = np.prod(high - low, axis=1)
             for label, row in enumerate(rows):
-                picked = _suppress(low, high, area, row, limit, overlap, least)
+                picked = _suppress(corners, row, limit, overlap, least, centred=bool(center_point_box))
                 chosen.append(np.stack([np.full_like(picked, batch), np.full_like(picked, label), picked], 1))
     return np.concatenate(chosen) if chosen else np.zeros((0, 3), np.int64)
 
 
-def _corners(boxes: np.ndarray, *, centred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The lower and the upper corner of each box, (count, 2)."""
+MOST_AT_ONCE = 512
+"""Candidates that are compared with each other at once: their pairs take memory."""
+
+PIECE = 4096
+"""Boxes that are compared with the chosen ones at once."""
+
+
+class _Boxes(NamedTuple):
+    """Boxes by corners, (count,) float32 each, and their areas."""
+
+    y0: np.ndarray
+    x0: np.ndarray
+    y1: np.ndarray
+    x1: np.ndarray
+    area: np.ndarray
+
+    def at(self, index: np.ndarray) -> _Boxes:
+        """Those at `index`, a mask or places."""
+        return _Boxes(*(part[index] for part in self))
+
+
+def _corners(boxes: np.ndarray, *, centred: bool) -> _Boxes:
+    """Boxes (count, 4) by their lower and upper corners."""
+    a, b, c, d = np.ascontiguousarray(boxes.T)
     if centred:
-        half = boxes[:, 2:] / np.float32(2)
-        return boxes[:, :2] - half, boxes[:, :2] + half
-    return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
+        width, height = c / np.float32(2), d / np.float32(2)
+        y0, x0, y1, x1 = a - width, b - height, a + width, b + height
+    else:
+        y0, x0, y1, x1 = np.minimum(a, c), np.minimum(b, d), np.maximum(a, c), np.maximum(b, d)
+    return _Boxes(y0, x0, y1, x1, (y1 - y0) * (x1 - x0))
 
 
 def _suppress(
-    low: np.ndarray, high: np.ndarray, area: np.ndarray, scores: np.ndarray, limit: int, overlap: np.float32, least: Any
+    boxes: np.ndarray, scores: np.ndarray, limit: int, overlap: np.float32, least: Any, *, centred: bool
 ) -> np.ndarray:
-    """The chosen boxes of one class, (chosen,) int64."""
-    picked: list[int] = []
+    """The chosen boxes of one class, (chosen,) int64.
+
+    Candidates come in blocks of falling score, so what lies behind the last chosen box is neither sorted nor compared.
+    """
     with np.errstate(all="ignore"):
         left = np.flatnonzero(~np.isnan(scores) if least is None else scores > least)
-        left = left[np.argsort(-scores[left], kind="stable")]
-        (y0, x0), (y1, x1), size = low[left].T.copy(), high[left].T.copy(), area[left]
-        while left.size:
-            picked.append(int(left[0]))
-            if len(picked) == limit:
-                break
-            height = np.minimum(y1[0], y1[1:]) - np.maximum(y0[0], y0[1:])
-            width = np.minimum(x1[0], x1[1:]) - np.maximum(x0[0], x0[1:])
-            common = height * width
-            union = size[0] + size[1:] - common
-            gone = (common / union > overlap) & (height > 0) & (width > 0) & (common > 0) & (union > 0)
-            gone &= (size[1:] > 0) & (size[0] > 0)
-            stay = np.flatnonzero(~gone) + 1
-            left, size, y0, x0, y1, x1 = left[stay], size[stay], y0[stay], x0[stay], y1[stay], x1[stay]
-    return np.array(picked, np.int64)
+        falling = -scores[left]
+        chosen: list[np.ndarray] = []
+        wanted, count = limit, min(max(64, limit + limit // 4), MOST_AT_ONCE)
+        while True:
+            block, rest = _first(falling, count)
+            corners = _corners(boxes[left[block]], centred=centred)
+            gone = np.zeros(block.size, np.bool_)
+            first, second = _pairs(corners, corners, overlap, later=True)
+            # One after the other, since a box that is gone removes none.
+            for one, other in zip(first.tolist(), second.tolist(), strict=True):
+                if not gone[one]:
+                    gone[other] = True
+            stays = np.flatnonzero(~gone)[:wanted]
+            chosen.append(left[block[stays]])
+            wanted -= stays.size
+            left, falling = left[rest], falling[rest]
+            if wanted == 0 or left.size == 0:
+                return np.concatenate(chosen)
+            keep = _apart(corners.at(stays), boxes, left, overlap, centred=centred)
+            left, falling = left[keep], falling[keep]
+            count = min(2 * count, MOST_AT_ONCE)
+
+
+def _first(falling: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the `count` least of `falling` in their order, equal ones by place; and a mask of the others."""
+    if falling.size <= count:
+        return np.argsort(falling, kind="stable"), np.zeros(falling.size, np.bool_)
+    edge = np.partition(falling, count - 1)[count - 1]
+    now = falling < edge
+    now[np.flatnonzero(falling == edge)[: count - np.count_nonzero(now)]] = True
+    places = np.flatnonzero(now)
+    return places[np.argsort(falling[places], kind="stable")], ~now
+
+
+def _apart(kept: _Boxes, boxes: np.ndarray, left: np.ndarray, overlap: np.float32, *, centred: bool) -> np.ndarray:
+    """Which of the boxes at `left` none of `kept` overlaps too much, as a mask."""
+    keep = np.ones(left.size, np.bool_)
+    for start in range(0, left.size, PIECE):
+        piece = _corners(boxes[left[start : start + PIECE]], centred=centred)
+        keep[_pairs(kept, piece, overlap)[1] + start] = False
+    return keep
+
+
+def _pairs(a: _Boxes, b: _Boxes, overlap: np.float32, *, later: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Places in `a` and `b` of boxes that overlap by more than `overlap`; with `later` only pairs in which b's is greater.
+
+    Which touch is found by comparing corners alone; only of these the overlap is computed. Ordered by the place in `a`.
+    """
+    touch = b.y1 > a.y0[:, None]
+    touch &= b.x1 > a.x0[:, None]
+    touch &= b.y0 < a.y1[:, None]
+    touch &= b.x0 < a.x1[:, None]
+    one, other = np.divmod(np.flatnonzero(touch), b.area.size)
+    if later:
+        after = other > one
+        one, other = one[after], other[after]
+    if one.size == 0:
+        return one, other
+    p, q = a.at(one), b.at(other)
+    height = np.minimum(p.y1, q.y1) - np.maximum(p.y0, q.y0)
+    width = np.minimum(p.x1, q.x1) - np.maximum(p.x0, q.x0)
+    common = height * width
+    union = p.area + q.area - common
+    over = (common / union > overlap) & (height > 0) & (width > 0) & (common > 0)
+    over &= (union > 0) & (p.area > 0) & (q.area > 0)
+    return one[over], other[over]
