@@ -24,8 +24,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
+import pytest
 
-__all__ = ["QUICK", "Benchmark", "Figure", "benchmark", "best", "each", "find", "quick"]
+__all__ = ["QUICK", "Benchmark", "Figure", "benchmark", "best", "each", "find", "only_in_full", "quick"]
 
 Measure = Callable[[], Iterator["Figure"]] | Callable[[], AsyncIterator["Figure"]]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,6 +112,12 @@ def each(subjects: Mapping[str, Any]) -> Callable[[F], F]:
 def quick() -> bool:
     """Whether a short run was asked for: few calls, small sizes."""
     return bool(os.environ.get(QUICK))
+
+
+def only_in_full() -> None:
+    """Skip this benchmark in a short run."""
+    if quick():
+        pytest.skip("left out by --quick")
 
 
 def _benchmarks(module: str) -> Iterator[Benchmark]:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.benchmarks.frame import Figure, each, quick
+from tests.benchmarks.frame import Figure, each, only_in_full
 from tests.benchmarks.versus import compare, figures
 from tests.benchmarks.zoo import WORST
 
@@ -77,8 +77,8 @@ def _drawn(use: tuple[str, int], shape: tuple[int, ...], rng: np.random.Generato
 @each({name: name for name in NETWORKS})
 def network(name: str) -> Iterator[Figure]:
     """{} of the onnx wheel, random weights, against onnxruntime."""
-    if quick() and name not in QUICK:
-        return
+    if name not in QUICK:
+        only_in_full()
     model = filled(name)
     [value] = model.graph.input
     shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]

@@ -8,11 +8,10 @@ is `overhead.call`.
 from __future__ import annotations
 
 import io
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.benchmarks.frame import Figure, quick
 from transmuter_async.compiler import Finished, Options, SegmentCache, pinned, prepare, unobserved
 from transmuter_async.sources import read_local
 
-__all__ = ["Arrays", "Ratio", "Wrong", "compare", "figures", "session"]
+__all__ = ["Arrays", "Ours", "Ratio", "Wrong", "compare", "figures", "session"]
 
 Arrays = dict[str, np.ndarray]
 BLOCK = 0.03
@@ -83,16 +82,20 @@ class Ratio:
         return self.best[0] / min(self.best[1:])
 
 
-class _Ours:
-    """Calls of a model in this thread, programs kept."""
+class Ours:
+    """Calls of a model in this thread, programs kept. Enter `pinned()` around them, as an actor's thread does."""
 
-    def __init__(self, source: Path | bytes) -> None:
+    def __init__(self, source: Path | bytes, *, cache_dir: str | None = None) -> None:
         began = time.perf_counter()
         self.model = read_local(io.BytesIO(source) if isinstance(source, bytes) else source)
         loaded = time.perf_counter()
-        self.prepared = prepare(self.model, Options())
+        self.prepared = prepare(self.model, Options(cache_dir=cache_dir))
         self.cache = SegmentCache(16)
         self.load, self.prepare = loaded - began, time.perf_counter() - loaded
+
+    def pinned(self) -> AbstractContextManager[None]:
+        """The settings that we trace and call with."""
+        return pinned(device=self.prepared.device, precision=self.prepared.options.precision)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         execution = self.prepared.start(self.prepared.take_inputs(inputs), seed=0, device=False)
@@ -167,8 +170,8 @@ def compare(source: Path | bytes, inputs: Arrays, *, seconds: float, tolerance: 
     one = session(source, 1)
     names = [each.name for each in two.get_outputs()]
     expected = dict(zip(names, one.run(None, inputs), strict=True))
-    ours = _Ours(source)
-    with pinned(device=ours.prepared.device, precision=ours.prepared.options.precision):
+    ours = Ours(source)
+    with ours.pinned():
         with xla_seconds() as xla:
             began = time.perf_counter()
             found = ours(inputs)
@@ -232,8 +235,3 @@ def figures(
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
