@@ -472,13 +472,18 @@ async def test_a_crash_of_the_worker_answers_everyone_and_it_starts_again(ready:
             raise ZeroDivisionError("a defect")
 
         actor._scheduler.next = broken  # type: ignore[method-assign]
-        await callers.send(6, row(6))
+        group.start_soon(callers._run, 6, row(6), {})
+        while actor.state != "restarting":
+            await checkpoint()
+        group.start_soon(callers._run, "meanwhile", row(8), {})
         await callers.wait(*range(7))
-        assert all("crashed: ZeroDivisionError" in str(each) for each in callers.outcomes.values())
+        assert all("crashed: ZeroDivisionError" in str(callers.outcomes[number]) for number in range(7))
         model.open()
         with anyio.fail_after(5):
             while actor.state != "running":
                 await checkpoint()
+        await callers.wait("meanwhile")
+        assert right(row(8), callers.outcomes["meanwhile"])
         assert right(row(7), await serving.run(row(7)))
         assert (await serving.statistics()).restarts == 1
 

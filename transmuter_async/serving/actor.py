@@ -157,7 +157,7 @@ class ServingActor(Actor):
         self._threads = Threads(self.loop, f"{self.name}-rows", 1, crashed=self.crash)
         if self._rows is None:
             self._rows, self._limits = await self._threads.run(self._planned)
-        self._scheduler = Scheduler(self.limits)
+            self._scheduler = Scheduler(self._limits)
         self._known.clear()
         self.checkpoint()
 
@@ -192,6 +192,7 @@ class ServingActor(Actor):
         self._generation += 1
         if self._scheduler is not None:
             self._scheduler.close()
+            self._scheduler = Scheduler(self.limits)  # takes in what comes before it runs again
         tickets = list(self._tickets.values())
         self._tickets.clear()
         for run in self._runs.values():
