@@ -150,8 +150,60 @@ async def test_a_graph_that_mixes_rows_is_refused_by_its_operators_name() -> Non
     path = await anyio.to_thread.run_sync(zoo.path, "silero-vad", "silero_vad_16k_sequence.onnx")
     async with tm.Runtime() as runtime:
         compiled = await runtime.compile(path)
-        with pytest.raises(tm.BatchingRefused, match="LSTM"):
+        with pytest.raises(tm.BatchingRefused, match=r"LSTM.*The batch was taken to be 'sequence_length'") as caught:
             await runtime.serve(compiled)
+        assert any("LSTM" in str(each) for each in caught.value.mixes)
+
+
+async def test_a_thousand_callers_of_whom_three_in_ten_leave(images: np.ndarray, digits: bytes) -> None:
+    rng = random.Random(11)
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(digits)
+        want = (await compiled.run({"image": images}))["probabilities"]
+        async with runtime.serve(compiled, batch_size=[1, 16], queue_size=128) as serving:
+            await serving.warm()
+            for _ in range(2):
+                answered, left = await _storm(serving, images, want, rng)
+                assert answered + left == 1000
+                assert left > 200
+                outputs = await serving.run({"image": images[:1]})
+                assert close(outputs["probabilities"], want[:1])
+                actor = serving._actor
+                assert not actor._tickets
+                assert actor._scheduler is not None
+                assert (actor._scheduler.unanswered, actor._scheduler.waiting, actor._scheduler.lined) == (0, 0, 0)
+            statistics = await serving.statistics()
+            assert statistics.requests == statistics.answered + statistics.cancelled
+            assert statistics.mean_batch > 4
+        assert not compiled._actor._calls
+    gc.collect()
+
+
+async def _storm(serving: tm.Serving, images: np.ndarray, want: np.ndarray, rng: random.Random) -> tuple[int, int]:
+    counts = [0, 0]
+
+    async def caller(number: int, patience: int) -> None:
+        index = number % len(images)
+        with anyio.CancelScope() as scope:
+            group.start_soon(leave, scope, patience)
+            outputs = await serving.run({"image": images[index : index + 1]})
+            assert close(outputs["probabilities"], want[index : index + 1])
+            counts[0] += 1
+            return
+        counts[1] += 1
+
+    async def leave(scope: anyio.CancelScope, patience: int) -> None:
+        for _ in range(patience):
+            await anyio.lowlevel.checkpoint()
+        if patience:
+            scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for number in range(1000):
+            group.start_soon(caller, number, rng.randint(1, 12) if rng.random() < 0.3 else 0)
+            if number % 10 == 0:
+                await anyio.lowlevel.checkpoint()
+    return counts[0], counts[1]
 
 
 def embedder() -> bytes:

@@ -286,7 +286,14 @@ def plan_rows(prepared: Prepared) -> Plan:
             None if told is None else told.mask,
             allow_mixing=told is not None and told.allow_mixing,
         )
-        plan = plan_batching(prepared.graph, batching)
+        try:
+            plan = plan_batching(prepared.graph, batching)
+        except BatchingRefused as error:
+            raise BatchingRefused(
+                f"{error} The batch was taken to be {batch!r}, as the inputs name it; tell another one with "
+                "compile(batching=Batching(batch=…))",
+                mixes=error.mixes,
+            ) from None
     born = sorted(each.dim for each in plan.born)
     if born:
         raise BatchingRefused(
