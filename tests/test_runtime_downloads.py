@@ -152,10 +152,12 @@ async def test_a_model_that_the_hub_has_like_that_is_invalid(world: World) -> No
 
 
 async def test_a_cancelled_load_keeps_and_resumes(world: World, tmp_path: Path) -> None:
-    files = split(tmp_path / "made")
-    padding = bytes(24 * MIB)
-    files["onnx/model.onnx_data"] = Lfs(files["onnx/model.onnx_data"].data + padding)
-    await in_worker(world.fake.repo().commit, files)
+    def commit() -> None:
+        files = split(tmp_path / "made")
+        files["onnx/model.onnx_data"] = Lfs(files["onnx/model.onnx_data"].data + bytes(24 * MIB))
+        world.fake.repo().commit(files)
+
+    await in_worker(commit)
     world.fake.fault("cdn", "onnx/model.onnx_data", Fault(stall=17 * MIB))
     bus = Telemetry()
     async with (
