@@ -57,11 +57,15 @@ def _dft(x: Any, length: int | None, axis: int, inverse: bool, onesided: bool) -
     m = xp(x)
     if length is None:
         length = 2 * (signal.shape[axis] - 1) if inverse and onesided else signal.shape[axis]
-    if length < 1:
-        raise ValueError(f"a transform of length {length} is not defined")
+    if length < 0:
+        raise ValueError(f"a transform cannot have the length {length}")
+    if onesided and not inverse and signal.dtype.kind == "c":
+        raise ValueError("a one-sided transform needs real input; set onesided to 0")
+    if length == 0:  # a sum over nothing; the one bin of a one-sided transform is there all the same
+        shape = list(signal.shape)
+        shape[axis] = 1 if onesided and not inverse else 0
+        return m.zeros((*shape, 1 if onesided and inverse else 2), dtype)
     if onesided and not inverse:
-        if signal.dtype.kind == "c":
-            raise ValueError("a one-sided transform needs real input; set onesided to 0")
         return narrow(_pairs(m.fft.rfft(signal, n=length, axis=axis)), dtype)
     if onesided:
         return narrow(m.fft.irfft(signal, n=length, axis=axis)[..., None], dtype)
