@@ -7,9 +7,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from onnx import helper
 
 from tests.compiler.support import Session, assert_same, by_onnxruntime, node, proto
-from transmuter_async.compiler import Options, explain, to_jax
+from transmuter_async.compiler import Options, SegmentReady, explain, to_jax
 from transmuter_async.graph import read_model
 from transmuter_async.operators import LOWERINGS, known, lowerings_for
 
@@ -247,6 +248,81 @@ def test_weights_of_products_are_transposed_once(transposed):
     assert_same(session(inputs), by_onnxruntime(made, inputs), atol=1e-5)
     (segment,) = session.cache.segments()
     assert "transpose(" not in segment.program.as_text()
+
+
+def packed():
+    """A product with 4-bit weights, and a recurrent layer."""
+    random_bytes = np.random.default_rng(4).integers(0, 255, (64, 2, 16), dtype=np.uint8)
+    made = proto(
+        [
+            node("MatMulNBits", ["x", "b", "scales"], ["m"], domain="com.microsoft", K=64, N=64, bits=4, block_size=32),
+            node("LSTM", ["m", "w", "r"], ["y"], hidden_size=24),
+            node("GRU", ["m", "w3", "r3"], ["z"], hidden_size=24, direction="reverse"),
+        ],
+        ["x:float[5,2,64]"],
+        ["y:float[...]", "z:float[...]"],
+        {
+            "b": random_bytes,
+            "scales": random(128, seed=5, scale=0.1),
+            "w": random(1, 96, 64, seed=6, scale=0.1),
+            "r": random(1, 96, 24, seed=7, scale=0.1),
+            "w3": random(1, 72, 64, seed=8, scale=0.1),
+            "r3": random(1, 72, 24, seed=9, scale=0.1),
+        },
+    )
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return made
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("fold_bytes", [0, 64 << 20])
+def test_weights_are_made_once_within_the_budget(fold_bytes, steps):
+    made = packed()
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = steps
+    inputs = {"x": random(steps, 2, 64)}
+    session = Session(made, fold_bytes=fold_bytes)
+    assert_same(session(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=1e-5)
+    (segment,) = session.cache.segments()
+    found = {(str(weight.dtype), weight.shape) for weight in segment.weights}
+    assert {("float32", (64, 96)), ("float32", (1, 24, 96)), ("float32", (64, 72)), ("float32", (1, 24, 72))} <= found
+    whole = ("float32", (64, 64)) in found
+    assert whole == bool(fold_bytes)
+    assert (("uint8", (64, 2, 16)) in found) == (not whole)
+
+
+def test_weights_that_were_made_are_named_on_disk(tmp_path):
+    """A program from the disk takes the same weights, made again from the graph's."""
+    made = packed()
+    inputs = {"x": random(5, 2, 64)}
+    first = Session(made, cache_dir=str(tmp_path))
+    want = first(inputs)
+    again = Session(made, cache_dir=str(tmp_path))
+    assert_same(again(inputs), want, rtol=0, atol=0)
+    assert [fact.disk_cache for fact in again.facts if isinstance(fact, SegmentReady)] == ["hit"]
+    (one,), (other,) = first.cache.segments(), again.cache.segments()
+    assert one.lowerings == other.lowerings
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1 << 18
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("zero", [None, np.array(3, np.int8), np.arange(6, dtype=np.int8)], ids=["none", "one", "each"])
+def test_integer_products_with_known_weights_are_exact(rows, zero):
+    """Also where a column of the weights adds up to more than a float32 holds exactly."""
+    depth = 2000
+    w = np.random.default_rng(1).integers(-127, 127, (depth, 6), dtype=np.int8)
+    w[:, 1] = 127
+    names = ["x", "w", "", "zero"] if zero is not None else ["x", "w"]
+    made = proto(
+        [node("MatMulInteger", names, ["y"])],
+        [f"x:uint8[{rows},{depth}]"],
+        ["y:int32[...]"],
+        {"w": w} | ({} if zero is None else {"zero": zero}),
+    )
+    x = np.random.default_rng(2).integers(200, 256, (rows, depth)).astype(np.uint8)
+    shifted = w.astype(np.int32) - (0 if zero is None else zero.astype(np.int32))
+    for chosen in ({}, {"fold_bytes": 0}):
+        (found,) = Session(made, **chosen)({"x": x}).values()
+        np.testing.assert_array_equal(found, x.astype(np.int32) @ shifted)
 
 
 def test_chosen_by_platform_and_by_optimize():

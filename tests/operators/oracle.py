@@ -117,8 +117,8 @@ class Bench:
     def lowers(self, name: str) -> bool:
         return name in self.lowerings
 
-    def prepared(self, weight: Any, recipe: str) -> Any:
-        return RECIPES[recipe](weight)
+    def prepared(self, weight: Any, recipe: str, *arguments: int) -> Any:
+        return RECIPES[recipe](*(weight if isinstance(weight, tuple) else (weight,)), *arguments)
 
     def bounded(
         self, indices: Any, size: Any, *, input: str, axis: int | None, inclusive: bool = False

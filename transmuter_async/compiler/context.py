@@ -51,12 +51,20 @@ class NodeContext:
         self.run.taken[self.node.name, self.node.operator, name] = None
         return True
 
-    def prepared(self, weight: Any, recipe: str) -> Any:
+    def prepared(self, weight: Any, recipe: str, *arguments: int) -> Any:
         """See `operators.Context.prepared`."""
-        if isinstance(weight, jax.Array):
-            return RECIPES[recipe](weight)
-        weight = self.run.prepare(weight, recipe)
-        return self.run.lift(weight) if self.run.tracing and weight.nbytes > LIFT_BYTES else weight
+        weights = weight if isinstance(weight, tuple) else (weight,)
+        run = self.run
+        if not any(isinstance(each, jax.Array) for each in weights):
+            made = run.prepare(weights, recipe, arguments)
+            if made is not None:
+                return self._argument(made)
+        return RECIPES[recipe](*map(self._argument, weights), *arguments)
+
+    def _argument(self, weight: Any) -> Any:
+        """A known array as the argument of a program, where it is large and there is one."""
+        known = isinstance(weight, np.ndarray) and self.run.tracing
+        return self.run.lift(weight) if known and weight.nbytes > LIFT_BYTES else weight
 
     def bounded(
         self, indices: Any, size: Any, *, input: str, axis: int | None, inclusive: bool = False

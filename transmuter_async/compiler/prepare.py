@@ -35,13 +35,17 @@ from transmuter_async.graph import (
     prune,
     remove_identity,
 )
-from transmuter_async.operators import RECIPES, lowerings_for, resolve
+from transmuter_async.operators import GROWING, RECIPES, lowerings_for, resolve
 from transmuter_async.version import __version__
 
 __all__ = ["PreparedGraph", "is_host_only", "prepare_graph"]
 
 DIM_LIKE_ELEMENTS = 64
 """An integer input of at most rank 1 and this many elements, by the graph's types, may become a static value."""
+
+
+Origin = tuple[tuple[int | None, ...], str, tuple[int, ...]]
+"""Numbers of weights, the recipe that something was made of them by, and what else it takes."""
 
 
 class PreparedGraph:
@@ -94,8 +98,9 @@ class PreparedGraph:
         self.producers: dict[str, Node] = {name: node for node in graph.walk() for name in node.outputs if name}
         self.dim_like: frozenset[str] = _dim_like(graph)
         self._weights: dict[int, tuple[np.ndarray, jax.Array]] = {}
-        self._rearranged: dict[tuple[int, str], np.ndarray] = {}
-        self._rearranged_numbers: dict[int, tuple[int, str]] = {}
+        self._rearranged: dict[Origin, np.ndarray | None] = {}
+        self._origins: dict[int, Origin] = {}
+        self._grown = 0
         self._lock = threading.Lock()
         self.root: PreparedGraph = self
         if placement.mesh is not None:
@@ -164,7 +169,7 @@ class PreparedGraph:
         root = self.root
         found = []
         for array in arrays:
-            if id(array) not in root._weight_numbers and id(array) not in root._rearranged_numbers:
+            if id(array) not in root._weight_numbers and id(array) not in root._origins:
                 found.append(jax.device_put(array, self.placement.home))
                 continue
             with root._lock:
@@ -175,26 +180,45 @@ class PreparedGraph:
             found.append(entry[1])
         return tuple(found)
 
-    def rearranged(self, array: np.ndarray, recipe: str) -> np.ndarray:
-        """An array as a recipe of `operators.RECIPES` makes it: a weight once, in aligned memory, for all programs."""
-        if recipe == "same":
-            return array
-        number = self._weight_numbers.get(id(array))
-        if number is None:
-            return np.ascontiguousarray(RECIPES[recipe](array))
-        with self._lock:
-            found = self._rearranged.get((number, recipe))
-            if found is None:
-                made = RECIPES[recipe](array)
-                found = aligned_empty(made.size, made.dtype).reshape(made.shape)
-                found[...] = made
-                self._rearranged[number, recipe] = freeze(found)
-                self._rearranged_numbers[id(found)] = (number, recipe)
-            return found
+    def rearranged(
+        self, arrays: tuple[np.ndarray | None, ...], recipe: str, arguments: tuple[int, ...] = ()
+    ) -> np.ndarray | None:
+        """What a recipe of `operators.RECIPES` makes of weights: once, in aligned memory, for all programs.
 
-    def origin(self, array: np.ndarray) -> tuple[int, str] | None:
-        """The number of the weight that an array was rearranged from, and the recipe; None for any other array."""
-        return self._rearranged_numbers.get(id(array))
+        Returns:
+            None where it is larger than they are, and all that was made so far is above the budget of constant folding.
+        """
+        if recipe == "same":
+            return arrays[0]
+        numbers = tuple(None if array is None else self._weight_numbers.get(id(array), -1) for array in arrays)
+        if -1 in numbers:
+            return np.ascontiguousarray(RECIPES[recipe](*arrays, *arguments))
+        key = (numbers, recipe, arguments)
+        with self._lock:
+            if key not in self._rearranged:
+                self._rearranged[key] = self._make(key, arrays)
+            return self._rearranged[key]
+
+    def _make(self, key: Origin, arrays: tuple[np.ndarray | None, ...]) -> np.ndarray | None:
+        _, recipe, arguments = key
+        size = sum(array.nbytes for array in arrays if array is not None)
+        grows = recipe in GROWING
+        if grows and not self.options.fold_bytes:
+            return None
+        made = RECIPES[recipe](*arrays, *arguments)
+        if grows:
+            budget = self.options.fold_bytes + 2 * sum(array.nbytes for array in self._all_weights)
+            if self._grown + made.nbytes - size > budget:
+                return None
+            self._grown += made.nbytes - size
+        found = aligned_empty(made.size, made.dtype).reshape(made.shape)
+        found[...] = made
+        self._origins[id(found)] = key
+        return freeze(found)
+
+    def origin(self, array: np.ndarray) -> Origin | None:
+        """The weights and the recipe that an array was made of; None for any other array."""
+        return self._origins.get(id(array))
 
     def weight_number(self, array: np.ndarray) -> int | None:
         """The number of a weight among all of the graph's, bodies included; None for an array that is none."""
@@ -233,7 +257,8 @@ class PreparedGraph:
         with self._lock:
             self._weights.clear()
             self._rearranged.clear()
-            self._rearranged_numbers.clear()
+            self._origins.clear()
+            self._grown = 0
 
 
 def prepare_graph(model: Model, options: Options) -> Graph:

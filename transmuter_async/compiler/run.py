@@ -100,7 +100,7 @@ class Run:
         producers: Node by output name, for the text of breaks.
         lowerings: Names of the forms that operators may take, see `operators.lowering`; none: plain ones.
         taken: What was taken, `(node, operator, name of the lowering)`.
-        prepare: Gives a weight rearranged by a recipe, once for all programs.
+        prepare: Gives what a recipe makes of weights, once for all programs; None where it would take too much memory.
         fold_limit: Where constants are folded, the bytes that a result may take: above them `TooLargeToFold` is raised.
     """
 
@@ -123,7 +123,9 @@ class Run:
     depth: int = 0
     lowerings: frozenset[str] = frozenset()
     taken: dict[tuple[str, str, str], None] = field(default_factory=dict)
-    prepare: Callable[[np.ndarray, str], np.ndarray] = lambda array, recipe: RECIPES[recipe](array)
+    prepare: Callable[[tuple[Any, ...], str, tuple[int, ...]], np.ndarray | None] = lambda arrays, recipe, arguments: (
+        RECIPES[recipe](*arrays, *arguments)
+    )
     fold_limit: int | None = None
     visits: int = 0
 

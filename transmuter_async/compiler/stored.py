@@ -19,6 +19,7 @@ from transmuter_async.compiler.values import sequence_length, shapes_of
 
 if TYPE_CHECKING:
     from transmuter_async.compiler.job import CompileJob
+    from transmuter_async.compiler.prepare import PreparedGraph
 
 __all__ = ["Stored"]
 
@@ -129,7 +130,7 @@ class Stored:
             return {"weight": number}
         origin = root.origin(array)
         if origin is not None:
-            return {"weight": origin[0], "recipe": origin[1]}
+            return {"weights": origin[0], "recipe": origin[1], "arguments": origin[2]}
         arrays.append(array)
         return {"array": len(arrays) - 1}
 
@@ -138,10 +139,7 @@ class Stored:
         root = job.prepared.root
         try:
             weights = [
-                root.rearranged(root.weight(item["weight"]), item.get("recipe", "same"))
-                if "weight" in item
-                else entry.arrays[item["array"]]
-                for item in record["weights"]
+                entry.arrays[item["array"]] if "array" in item else _weight(root, item) for item in record["weights"]
             ]
             layout = Layout(tuple(record["arguments"]), tuple(record["values"]))
             values = {name: job.values[name] for name in (*layout.arguments, *layout.values)}
@@ -192,3 +190,14 @@ class Stored:
     def _place_name(self) -> str:
         facts = (self.job.prepared.root.digest(), self.job.place, "reads")
         return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _weight(root: PreparedGraph, item: dict[str, Any]) -> np.ndarray:
+    """A weight of the graph, or what a recipe makes of some."""
+    if "weight" in item:
+        return root.weight(item["weight"])
+    arrays = tuple(None if number is None else root.weight(number) for number in item["weights"])
+    found = root.rearranged(arrays, item["recipe"], tuple(item["arguments"]))
+    if found is None:
+        raise Rejected(f"its record asks for weights made by {item['recipe']!r}, which the budget does not allow")
+    return found

@@ -13,7 +13,7 @@ from transmuter_async.operators.contrib_generation import Outside, Search, conve
 from transmuter_async.operators.contrib_search import SEARCHES
 from transmuter_async.operators.iteration import HOST_TRIPS
 from transmuter_async.operators.lowering import LOWERINGS, lowerings_for
-from transmuter_async.operators.recipes import PREPARED_INPUTS, RECIPES
+from transmuter_async.operators.recipes import GROWING, PREPARED_INPUTS, RECIPES
 from transmuter_async.operators.registry import (
     Operator,
     forced_trace,
@@ -77,6 +77,7 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
 )
 
 __all__ = [
+    "GROWING",
     "HOST_TRIPS",
     "LOWERINGS",
     "PREPARED_INPUTS",

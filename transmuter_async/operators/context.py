@@ -62,11 +62,16 @@ class Context(Protocol):
         """
         ...
 
-    def prepared(self, weight: Any, recipe: str) -> Any:
-        """A weight, rearranged by the recipe of that name in `recipes.RECIPES`.
+    def prepared(self, weight: Any, recipe: str, *arguments: int) -> Any:
+        """What the recipe of that name in `recipes.RECIPES` makes of a weight, or of a tuple of weights.
 
-        One known on the host is rearranged once for all programs, and enters a program as an argument where it is large; a
-        traced one is rearranged in the program.
+        Of those known on the host it is made once for all programs, and enters a program as an argument where it is large;
+        of traced ones in the program, and so where it would take more memory than is wanted.
+
+        Args:
+            weight: A weight, or a tuple of some that belong together, None for one that is left out.
+            recipe: Its name.
+            arguments: What else it takes.
         """
         ...
 

@@ -24,8 +24,9 @@ from transmuter_async.operators.quantization import (
     requantize,
     shifted,
 )
+from transmuter_async.operators.recipes import RECIPES
 from transmuter_async.operators.recurrence import clipper, finish, gate_functions, initial_state, row_lengths, run
-from transmuter_async.operators.registry import operator, xp
+from transmuter_async.operators.registry import is_host, operator, xp
 
 MICROSOFT = "com.microsoft"
 
@@ -321,8 +322,8 @@ def dynamic_quantize_lstm_1(
     directions, hidden = len(backwards), R.shape[1]
     time, batch, _ = X.shape
     m = xp(X, W, R, W_scale, R_scale)
-    w, w_by = _gate_weights(W, W_scale, W_zero_point)
-    r, r_by = _gate_weights(R, R_scale, R_zero_point)
+    w, w_by = _gate_weights(X, W, W_scale, W_zero_point, context)
+    r, r_by = _gate_weights(X, R, R_scale, R_zero_point, context)
     lengths, order = row_lengths(sequence_lens, time, batch, context)
     levels, scale = _levels(X.reshape(1, -1))
     flat = levels.reshape(time * batch, X.shape[2])
@@ -353,11 +354,11 @@ def dynamic_quantize_lstm_1(
     return Y, Y_h, Y_c
 
 
-def _gate_weights(weights: Any, scale: Any, zero: Any) -> tuple[Any, Any]:
+def _gate_weights(x: Any, weights: Any, scale: Any, zero: Any, context: Context) -> tuple[Any, Any]:
     """Weights less their zero points, as float32 integers, and the scales `(directions, 1, 1 or 4 * hidden)`."""
-    by = scale.reshape(scale.shape[0], 1, -1)
-    origin = zero.reshape(zero.shape[0], 1, -1).astype(np.float32)
-    return weights.astype(np.float32) - origin, by
+    recipe, both = "less origins", (weights, zero)
+    levels = RECIPES[recipe](*both) if is_host(x, *both) else context.prepared(both, recipe)
+    return levels, scale.reshape(scale.shape[0], 1, -1)
 
 
 def _levels(x: Any) -> tuple[Any, Any]:

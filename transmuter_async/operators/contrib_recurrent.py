@@ -67,7 +67,7 @@ def attn_lstm_1(
     time, batch, width = X.shape
     lengths, order = row_lengths(sequence_lens, time, batch, context)
     bias = None if B is None else B[:, : 4 * hidden] + B[:, 4 * hidden :]
-    inputs = project(X, W[:, :, :width], bias, backwards, order)
+    inputs = project(X, W[:, :, :width], bias, backwards, order, context)
     from_seen, from_state = m.swapaxes(W[:, :, width:], 1, 2), m.swapaxes(R, 1, 2)
     steps = M.shape[1]
     live = m.ones((batch, steps), bool)

@@ -13,9 +13,9 @@ import numpy as np
 
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.numeric import matmul, narrow, widen
-from transmuter_async.operators.registry import operator, xp
+from transmuter_async.operators.registry import is_host, operator, xp
 
-__all__ = ["dequantize_blocks", "unpack"]
+__all__ = ["columns_of_n_bits", "dequantize_blocks", "unpack"]
 
 MICROSOFT = "com.microsoft"
 
@@ -121,11 +121,19 @@ def mat_mul_n_bits_1(
     if B.size == 0 and N and K:
         y: Any = xp(A).zeros(shape, np.float32)
     else:
-        y = matmul(
-            widen(A), xp(B, scales).swapaxes(_nbits(B, scales, zero_points, g_idx, K, N, bits, block_size), 0, 1)
-        )
+        packed = (B, scales, zero_points, g_idx)
+        given = (K, N, bits, block_size)
+        columns = columns_of_n_bits(*packed, *given) if is_host(A, *packed) else context.prepared(packed, "n bits", *given)
+        y = matmul(widen(A), columns)
     y = y.astype(np.float32)
     return narrow(y if bias is None else y + widen(bias), A.dtype)
+
+
+def columns_of_n_bits(
+    B: Any, scales: Any, zero_points: Any, g_idx: Any, K: int, N: int, bits: int, block: int
+) -> Any:
+    """The weight of MatMulNBits as (K, N) in float32."""
+    return xp(B, scales).swapaxes(_nbits(B, scales, zero_points, g_idx, K, N, bits, block), 0, 1)
 
 
 def _nbits(B: Any, scales: Any, zero_points: Any, g_idx: Any, K: int, N: int, bits: int, block: int) -> Any:

@@ -302,6 +302,24 @@ def integer_product(a: Any, b: Any, a_limit: int, b_limit: int) -> Any:
     return total
 
 
+def _product_with_weights(a: Any, b: Any, a_limit: int, b_zero_point: Any, context: Context) -> Any:
+    """`integer_product` with a weight known on the host: it is shifted and cast once, and its columns' sums are known."""
+    few = math.prod(a.shape[:-1]) < _FEW_ROWS
+    weights = context.prepared((b, b_zero_point), "less zero point", int(not few))
+    whole = b.astype(np.int32)
+    if b_zero_point is not None:
+        whole = whole - _by_column(b_zero_point).astype(np.int32)
+    largest = int(np.abs(whole).sum(axis=0).max(initial=0))
+    depth = b.shape[0]
+    step = max(depth, 1) if largest * a_limit < _EXACT else max(1, _EXACT // (a_limit * 255))
+    total = None
+    for start in range(0, max(depth, 1), step):
+        left = a[..., start : start + step].astype(weights.dtype)
+        part = jnp.matmul(left, weights[start : start + step], preferred_element_type=jnp.float32).astype(np.int32)
+        total = part if total is None else total + part
+    return total
+
+
 def _by_row(parameter: Any) -> Any:
     """A zero point or scale of the left factor: scalar, one for each row, or shaped already."""
     if parameter is None or parameter.ndim != 1:
@@ -315,9 +333,11 @@ def _by_column(parameter: Any) -> Any:
 
 
 @operator("MatMulInteger", since_version=10)
-def mat_mul_integer_10(A, B, a_zero_point=None, b_zero_point=None, /):
+def mat_mul_integer_10(A, B, a_zero_point=None, b_zero_point=None, /, *, context: Context):
     """`(A - a_zero_point) @ (B - b_zero_point)`, exact, int32; zero points for all, for each row of A or column of B."""
     a, a_limit = shifted(A, _by_row(a_zero_point))
+    if is_host(B, b_zero_point) and not is_host(A) and B.ndim == 2:
+        return _product_with_weights(a, B, a_limit, b_zero_point, context)
     b, b_limit = shifted(B, _by_column(b_zero_point))
     return integer_product(a, b, a_limit, b_limit)
 
@@ -329,13 +349,13 @@ def requantize(total: Any, multiplier: Any, zero_point: Any, dtype: np.dtype) ->
 
 
 @operator("QLinearMatMul", since_version=10)
-def q_linear_mat_mul_10(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point, /):
+def q_linear_mat_mul_10(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point, /, *, context: Context):
     """MatMulInteger, scaled by `a_scale * b_scale / y_scale` in float32 and quantised. float8 since version 21."""
     scales = _by_row(widen(a_scale)) * _by_column(widen(b_scale)) / _by_row(widen(y_scale))
     dtype = np.dtype(y_zero_point.dtype)
     zero_point = _by_row(y_zero_point)
     if is_integer(a.dtype) and is_integer(b.dtype):
-        total = mat_mul_integer_10(a, b, a_zero_point, b_zero_point)
+        total = mat_mul_integer_10(a, b, a_zero_point, b_zero_point, context=context)
     else:
         left = widen(a) - _by_row(widen(a_zero_point))
         right = widen(b) - _by_column(widen(b_zero_point))

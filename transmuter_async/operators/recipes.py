@@ -6,15 +6,28 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
+from transmuter_async.operators.contrib_weights import columns_of_n_bits
 from transmuter_async.operators.numeric import widen
 from transmuter_async.operators.registry import xp
 
-__all__ = ["PREPARED_INPUTS", "RECIPES"]
+__all__ = ["GROWING", "PREPARED_INPUTS", "RECIPES"]
 
-PREPARED_INPUTS: frozenset[tuple[str, str, str]] = frozenset({("", "Gemm", "B")})
+PREPARED_INPUTS: frozenset[tuple[str, str, str]] = frozenset(
+    {
+        ("", "Gemm", "B"),
+        *(("", name, weight) for name in ("RNN", "GRU", "LSTM") for weight in "WR"),
+        *(("com.microsoft", "MatMulNBits", name) for name in ("B", "scales", "zero_points", "g_idx")),
+        *(("com.microsoft", "DynamicQuantizeLSTM", name) for name in ("W", "R", "W_zero_point", "R_zero_point")),
+        ("", "MatMulInteger", "B"),
+        ("", "MatMulInteger", "b_zero_point"),
+    }
+)
 """Inputs, as (domain, operator, name), that a definition takes with `Context.prepared` itself where they are weights."""
 
-Recipe = Callable[[Any], Any]
+Recipe = Callable[..., Any]
 
 
 def _same(weight: Any) -> Any:
@@ -35,6 +48,29 @@ def _channels_last(rank: int) -> Recipe:
     return spread
 
 
+def _gates_of_inputs(weight: Any) -> Any:
+    """The W of a recurrent layer, (directions, width, inputs), as (inputs, directions * width)."""
+    return widen(weight).reshape(weight.shape[0] * weight.shape[1], weight.shape[2]).T
+
+
+def _gates_of_state(weight: Any) -> Any:
+    """The R of a recurrent layer, (directions, width, hidden), as (directions, hidden, width)."""
+    return widen(weight).swapaxes(1, 2)
+
+
+def _less_origins(weights: Any, zero: Any) -> Any:
+    """8-bit weights (directions, inputs, width) less the zero points of each direction or column, as float32 integers."""
+    return weights.astype(np.float32) - zero.reshape(zero.shape[0], 1, -1).astype(np.float32)
+
+
+def _less_zero_point(weights: Any, zero: Any, narrow: int) -> Any:
+    """8-bit weights less a zero point for all or each column, as bfloat16 or float32 integers."""
+    whole = weights.astype(np.int32)
+    if zero is not None:
+        whole = whole - (zero.reshape(()) if zero.shape == (1,) else zero).astype(np.int32)
+    return whole.astype(jnp.bfloat16 if narrow else np.float32)
+
+
 def _transposed(weight: Any) -> Any:
     return weight.T
 
@@ -44,8 +80,16 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "same": _same,
         "transposed": _transposed,
         "filters last": _filters_last,
+        "gates of inputs": _gates_of_inputs,
+        "gates of state": _gates_of_state,
+        "less origins": _less_origins,
+        "less zero point": _less_zero_point,
+        "n bits": columns_of_n_bits,
         "channels last 3": _channels_last(3),
         "channels last 4": _channels_last(4),
     }
 )
 """What each recipe makes of a weight, host or traced."""
+
+GROWING = frozenset({"less origins", "less zero point", "n bits"})
+"""Recipes whose result is several times larger than the weight: only within the budget of constant folding."""

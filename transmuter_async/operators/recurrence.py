@@ -125,7 +125,7 @@ def _by_direction(each: list[tuple[str, float | None, float | None]]) -> Activat
 
 
 def prepare(
-    X: Any, W: Any, R: Any, direction: str, layout: int, gates: int
+    X: Any, W: Any, R: Any, direction: str, layout: int, gates: int, context: Context
 ) -> tuple[Any, Any, tuple[int, ...], int, int]:
     """X time-major, R as (directions, hidden, gates * hidden), which directions run backwards, hidden size, batch."""
     if X.ndim != 3 or W.ndim != 3 or R.ndim != 3:
@@ -140,16 +140,18 @@ def prepare(
     expected = (len(backwards), gates * hidden, X.shape[2]), (len(backwards), gates * hidden, hidden)
     if (tuple(W.shape), tuple(R.shape)) != expected:
         raise ValueError(f"W {W.shape} and R {R.shape} should have the shapes {expected[0]} and {expected[1]}")
-    return X, widen(R).swapaxes(1, 2), backwards, hidden, X.shape[1]
+    recurrent = widen(R).swapaxes(1, 2) if is_host(X, R) else context.prepared(R, "gates of state")
+    return X, recurrent, backwards, hidden, X.shape[1]
 
 
-def project(X: Any, W: Any, bias: Any, backwards: tuple[int, ...], order: Any) -> Any:
+def project(X: Any, W: Any, bias: Any, backwards: tuple[int, ...], order: Any, context: Context) -> Any:
     """The inputs' part of every gate, (time, directions, batch, gates * hidden), in the order of each direction."""
     m = xp(X, W, bias)
     time, batch, size = X.shape
     directions, width = W.shape[:2]
-    flat = widen(W).reshape(directions * width, size)
-    projected = m.matmul(widen(X).reshape(time * batch, size), flat.T).reshape(time, batch, directions, width)
+    rows = widen(X).reshape(time * batch, size)
+    gates = widen(W).reshape(directions * width, size).T if is_host(X, W) else context.prepared(W, "gates of inputs")
+    projected = m.matmul(rows, gates).reshape(time, batch, directions, width)
     if bias is not None:
         projected = projected + bias
     lanes = [_reorder(projected[:, :, d], order) if back else projected[:, :, d] for d, back in enumerate(backwards)]
@@ -208,6 +210,9 @@ def run(
         with np.errstate(all="ignore"):
             for now in range(time):
                 states, outputs[now] = advance(projected[now], states, now)
+    elif time == 1:  # a loop of one step costs more than the step
+        states, only = advance(jnp.asarray(projected)[0], tuple(states), np.int32(0))
+        outputs = only[None]
     else:
         places = jnp.arange(time, dtype=np.int32)
         states, outputs = lax.scan(

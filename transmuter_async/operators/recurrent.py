@@ -116,11 +116,11 @@ def rnn_14(
     context: Context,
 ) -> tuple[Any, Any]:
     """H = f(X W^T + H R^T + Wb + Rb). Y is zero after a row's end, Y_h is the state at its own last step."""
-    x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 1)
+    x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 1, context)
     directions = len(backwards)
     lengths, order = row_lengths(sequence_lens, x.shape[0], batch, context)
     bias = None if B is None else widen(B)[:, :hidden] + widen(B)[:, hidden:]
-    projected = project(x, W, bias, backwards, order)
+    projected = project(x, W, bias, backwards, order, context)
     (activate,) = gate_functions(activations, activation_alpha, activation_beta, ("Tanh",), directions)
     bound = clipper(clip)
 
@@ -271,7 +271,7 @@ def gru_14(
     context: Context,
 ) -> tuple[Any, Any]:
     """Gates in the order z, r, h. Y is zero after a row's end, Y_h is the state at its own last step."""
-    x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 3)
+    x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 3, context)
     directions = len(backwards)
     lengths, order = row_lengths(sequence_lens, x.shape[0], batch, context)
     m = xp(x, W, B)
@@ -283,7 +283,7 @@ def gru_14(
             inner = recurring[:, None, 2 * hidden :]
             recurring = m.concatenate([recurring[:, : 2 * hidden], m.zeros_like(recurring[:, 2 * hidden :])], axis=1)
         bias = outer + recurring
-    projected = project(x, W, bias, backwards, order)
+    projected = project(x, W, bias, backwards, order, context)
     gate, candidate = gate_functions(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), directions)
     bound = clipper(clip)
     recurrent_gates, recurrent_hidden = recurrent[:, :, : 2 * hidden], recurrent[:, :, 2 * hidden :]
@@ -423,11 +423,11 @@ def lstm_14(
     carried on is not clipped. With `input_forget` the forget gate is 1 - i. Y is zero after a row's end, Y_h and Y_c are the states at its own last
     step.
     """
-    x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 4)
+    x, recurrent, backwards, hidden, batch = prepare(X, W, R, direction, layout, 4, context)
     directions = len(backwards)
     lengths, order = row_lengths(sequence_lens, x.shape[0], batch, context)
     bias = None if B is None else widen(B)[:, : 4 * hidden] + widen(B)[:, 4 * hidden :]
-    projected = project(x, W, bias, backwards, order)
+    projected = project(x, W, bias, backwards, order, context)
     names = ("Sigmoid", "Tanh", "Tanh")
     gate, candidate, output = gate_functions(activations, activation_alpha, activation_beta, names, directions)
     bound = clipper(clip)
