@@ -18,6 +18,7 @@ from transmuter_async.operators.context import Context
 from transmuter_async.operators.convolution_forms import channels_first, plain
 from transmuter_async.operators.numeric import narrow, sigmoid, spatial, wide_dtype, widen
 from transmuter_async.operators.registry import is_host, operator, xp
+from transmuter_async.operators.transposed_forms import transposed_groups
 from transmuter_async.operators.windows import Windows, pad_spatial, taps, view, windows
 
 __all__ = ["convolve"]
@@ -176,7 +177,7 @@ def conv_transpose_1(
     if min(outputs) < 0 and X.size:
         raise ValueError(f"the output would have the sizes {outputs}; the pads are larger than what the kernels cover")
     outputs = [max(0, n) for n in outputs]
-    y = _transposed(X, W, group, steps, dilate, low, outputs, context.platform)
+    y = _transposed(X, W, group, steps, dilate, low, outputs, context)
     return _with_bias(y, B, X.dtype)
 
 
@@ -188,7 +189,7 @@ def _transposed(
     dilations: tuple[int, ...],
     low: Sequence[int],
     outputs: Sequence[int],
-    platform: str,
+    context: Context,
 ) -> Any:
     """Overlap-add of scaled kernels, cropped by `low` and to `outputs`; in the dtype to accumulate in."""
     batch, channels = x.shape[:2]
@@ -215,8 +216,10 @@ def _transposed(
                 )
                 y[(slice(None), slice(None), *cut)] += parts[(slice(None), slice(None), *place)]
         return pad_spatial(y, [-b for b in low], crop)
-    if platform == "cpu":
+    if context.platform == "cpu":
         x, weights = widen(jnp.asarray(x)), widen(jnp.asarray(weights))
+        if (y := transposed_groups(x, weights, group, strides, dilations, low, outputs, context)) is not None:
+            return y
     turned = jnp.flip(weights, axis=tuple(range(2, 2 + rank)))
     turned = turned.reshape(group, channels // group, per_group, *kernel).swapaxes(1, 2)
     turned = turned.reshape(filters, channels // group, *kernel)

@@ -26,6 +26,7 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "space to depth": "the first, strided convolution of an image takes blocks of pixels as channels",
         "block diagonal": "a grouped convolution as a few dense ones of neighbouring groups",
         "separable": "a pooling goes axis by axis, by shifted slices",
+        "overlapping products": "a transposed convolution in groups as one product, whose parts are added where they overlap",
         "row product": "a sum or mean along rows as a product with a constant vector",
     }
 )
