@@ -304,6 +304,15 @@ def test_a_causal_mask_that_is_no_truth_value_does_not_hide_the_padding() -> Non
     assert found[0].op_type == "Softmax"
 
 
+def test_draws_that_stand_behind_all_of_the_data_change_none_of_it() -> None:
+    made = proto([node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])], ["x:float[1,s,4]"], ["y:float[1,s,4]"])
+    padded = Session(made, batching=Batching(buckets={"s": [8, 16]}, pad={"x": 3.0}))
+    plain = Session(made, compiler="eager")
+    for length in (1, 5, 8, 11):
+        call = {"x": inputs(1, length)["x"]}
+        assert_same(padded(call, seed=3), plain(call, seed=3), rtol=1e-5, atol=1e-5)
+
+
 STEPS = ["relu", "dense", "mask", "softmax", "mean", "shift", "attend", "center", "cumsum", "turn", "total", "pool", "double"]
 
 

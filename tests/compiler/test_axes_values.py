@@ -196,4 +196,65 @@ def test_the_alarm_never_rings_for_padding(alarm: str) -> None:
     safe(made, [call])  # without an alarm nothing is wrong: the output is cut
     masked = model([*MASKED[:1], node("Sub", ["f1", "m"], ["hole"]), node("Mul", ["hole", "low"], ["bias"]), node("Add", ["x", "bias"], ["z"]),
                     node("Softmax", ["z"], ["y"], axis=1)], ["x:float[b,s,4]", "mask:float[b,s]"], ["y:float[b,s,4]"])  # fmt: skip
-    safe(masked, [POSITIVE], nonfinite=alarm)
+    assert "mask=" in refused(masked, nonfinite=alarm)[0].why  # a mask of floats has to be named
+    session = Session(masked, batching=Batching(buckets={"s": [8]}, mask="mask"), nonfinite=alarm)
+    assert_same(session(POSITIVE), by_onnxruntime(masked, POSITIVE), rtol=1e-5, atol=1e-5)
+
+
+# --- masks that hide data ---------------------------------------------------------------------------------------------
+
+SCORED = [
+    node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("MatMul", ["x", "t"], ["scores"]), node("Unsqueeze", ["live", "a1"], ["l"]),
+    node("Where", ["l", "scores", "low"], ["masked"]), node("Softmax", ["masked"], ["p"], axis=-1, name="softmax"), node("MatMul", ["p", "x"], ["y"]),
+]  # fmt: skip
+MASKS: dict[str, tuple[list[Any], bool]] = {
+    "as it is": ([node("Cast", ["mask"], ["live"], to=9)], True),
+    "above a half": ([node("Cast", ["mask"], ["f"], to=1), node("Greater", ["f", "halved"], ["live"])], True),
+    "not padding": ([node("Equal", ["mask", "zero"], ["e"]), node("Not", ["e"], ["live"])], True),
+    "against itself": ([node("Cast", ["mask"], ["m"], to=9), node("Xor", ["m", "m"], ["live"])], False),
+    "of twos": ([node("Equal", ["mask", "two"], ["live"])], False),
+    "above five": ([node("Greater", ["mask", "five"], ["live"])], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_finite_mask_has_to_let_go_of_data(name: str) -> None:
+    """Where it hides all of a row, the row is shared out among what is hidden, padding included."""
+    nodes, fine = MASKS[name]
+    used = {each for made in (*nodes, *SCORED) for each in made.input}
+    held = {key: array for key, array in {**HELD, "two": np.array(2), "halved": np.float32(0.5)}.items() if key in used}
+    made = proto([*nodes, *SCORED], ["x:float[b,s,4]", "mask:int64[b,s]"], ["y:float[b,s,4]"], held)
+    call = {"x": POSITIVE["x"], "mask": np.array([[1, 1, 0, 1, 0], [0, 1, 0, 0, 0]])}
+    if fine:
+        safe(made, [call])
+        with pytest.raises(ValueError, match="a row of 'mask'"):
+            Session(made, batching=Batching(buckets={"s": [8]}))({**call, "mask": 0 * call["mask"]})
+    else:
+        assert refused(made)[0].node == "softmax"
+
+
+def test_two_masks_have_to_let_go_at_one_place() -> None:
+    nodes = [node("Cast", ["mask"], ["m"], to=9), node("Cast", ["other"], ["o"], to=9), node("And", ["m", "o"], ["live"]), *SCORED]
+    held = {key: HELD[key] for key in ("a1", "low")}
+    made = proto(nodes, ["x:float[b,s,4]", "mask:int64[b,s]", "other:int64[b,s]"], ["y:float[b,s,4]"], held)
+    both = {"x": POSITIVE["x"], "mask": np.array([[1, 1, 0, 0, 0]] * 2), "other": np.array([[1, 0, 0, 0, 1]] * 2)}
+    safe(made, [both])
+    with pytest.raises(ValueError, match="starts with 0"):  # each lets go of something, and both of nothing
+        Session(made, batching=Batching(buckets={"s": [8]}))({**both, "mask": np.array([[0, 1, 0, 0, 0]] * 2)})
+
+
+def test_a_causal_mask_that_hides_the_own_place_is_refused() -> None:
+    """The first query sees nothing then."""
+    for diagonal, fine in ((1, True), (0, False)):
+        nodes = [
+            node("Shape", ["x"], ["n"], start=1, end=2), node("Concat", ["n", "n"], ["nn"], axis=0), node("Expand", ["f1", "nn"], ["full"]),
+            node("Trilu", ["full", "k"], ["later"], upper=1), node("Cast", ["later"], ["off"], to=9), node("Not", ["off"], ["seen"]),
+            node("Cast", ["mask"], ["m"], to=9), node("Unsqueeze", ["m", "a1"], ["m3"]), node("And", ["m3", "seen"], ["l"]),
+            *SCORED[:2], *SCORED[3:],
+        ]  # fmt: skip
+        held = {key: HELD[key] for key in ("a1", "f1", "low")} | {"k": np.array(diagonal)}
+        made = proto(nodes, ["x:float[b,s,4]", "mask:int64[b,s]"], ["y:float[b,s,4]"], held)
+        if fine:
+            safe(made, [{"x": POSITIVE["x"], "mask": np.array([[1, 1, 0, 1, 0], [1, 0, 0, 0, 0]])}])
+        else:
+            assert refused(made)[0].node == "softmax"

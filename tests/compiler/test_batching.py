@@ -56,6 +56,28 @@ def test_minilm_of_every_length_equals_the_unpadded_run(minilm: Any) -> None:
 
 
 @pytest.mark.network
+@pytest.mark.compiles_itself
+@pytest.mark.timeout(600)
+def test_padded_programs_of_minilm_are_within_a_hundred_thousandth_of_unpadded_ones(minilm: Any) -> None:
+    """Programs against programs: what is left between them is rounding, in every token that is data, whatever the neighbours.
+
+    Tokens that the caller's own mask excludes are compared less strictly: they attend to few others, and rounding grows.
+    """
+    padded = Session(minilm, batching=Batching(batch="batch", mask="attention_mask", buckets={"sequence": [16, 64, 128], "batch": [1, 4]}))
+    plain = Session(minilm, cache_size=32)
+    for batch, length in ((1, 4), (1, 16), (1, 17), (1, 77), (1, 128), (4, 5), (4, 100)):
+        call = texts(batch, length)
+        data = call["attention_mask"][..., None]
+        got, want = padded(call)["last_hidden_state"], plain(call)["last_hidden_state"]
+        np.testing.assert_allclose(got * data, want * data, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+    for row in range(4):
+        length = int(call["attention_mask"][row].sum())
+        alone = {name: value[row : row + 1, :length] for name, value in call.items()}
+        np.testing.assert_allclose(got[row, :length], padded(alone)["last_hidden_state"][0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.network
 def test_minilm_rows_do_not_depend_on_their_neighbours(minilm: Any) -> None:
     session = Session(minilm, batching=Batching(**MINILM))
     call = texts(4, 20)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from transmuter_async.compiler.axes_kinds import kind_of, result_kind
+from transmuter_async.compiler.axes_live import UNKNOWN, lets_go
 from transmuter_async.compiler.axes_spans import kind_of_dtype
 from transmuter_async.compiler.axes_values import (
     GARBAGE,
@@ -46,6 +47,7 @@ from transmuter_async.compiler.axes_values import (
     Tensor,
     Undecided,
     constant,
+    everywhere,
     is_unit,
     labels,
     merged,
@@ -77,6 +79,7 @@ __all__ = [
     "Undecided",
     "constant",
     "declared",
+    "everywhere",
     "is_unit",
     "labels",
     "merged",
@@ -217,8 +220,17 @@ class Follower:
             return
         if not state.source:
             raise Mixing(str(atom.dim), "its mask is not made from an input, so that a row may be masked everywhere")
-        for name in state.source:
-            self.unmasked[name] = self.unmasked.get(name, False) or not state.flat
+        one, other = state.live or (UNKNOWN, UNKNOWN)
+        if not lets_go(one) and not lets_go(other):
+            raise Mixing(
+                str(atom.dim),
+                f"its mask may hide data as well, and is finite: where {', '.join(map(repr, sorted(state.source)))} holds a 1 it is not "
+                "known to let go (an input of floats is a mask where mask= names it)",
+            )
+        if not lets_go(other):
+            self.ones |= state.source
+        for name in state.source:  # of several, all have to hold data at one and the same place: at the front
+            self.unmasked[name] = self.unmasked.get(name, False) or not state.flat or len(state.source) > 1
 
     def mask(self, node: Node, dim: str, axis: int, rank: int, factor: Poly, fill: str) -> None:
         """Ask for the padding of a node's first input to be put back to a value, by nodes before it.

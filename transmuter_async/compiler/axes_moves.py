@@ -18,13 +18,14 @@ from transmuter_async.compiler.axes import (
     State,
     Tensor,
     Undecided,
-    constant,
+    everywhere,
     is_unit,
     labels,
     merged,
     plain,
     size_of,
 )
+from transmuter_async.compiler.axes_live import ONE_AND_OTHER, point
 from transmuter_async.compiler.axes_rules import (
     attribute,
     axes_of,
@@ -121,7 +122,7 @@ def constant_of_shape(follower: Follower, node: Node, values: list[Any]) -> list
         return [Tensor(None if count is None else tuple(plain(follower.fresh()) for _ in range(count)), fed=False)]
     value = np.asarray(attribute(node, "value", np.zeros(1, np.float32))).reshape(())
     axes = made(follower, sizes)
-    return [Tensor(_filled(axes, constant(value)), fed=False)]
+    return [Tensor(_filled(axes, everywhere(value)), fed=False)]
 
 
 def _filled(axes: Sequence[Axis], state: State) -> tuple[Axis, ...]:
@@ -151,6 +152,9 @@ def range_of(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     if start == poly(0) and delta == ONE:
         axes = made(follower, [limit])
         dim = axes[0][0].dim
+        if dim is not None:  # its first element is zero
+            state = replace(GARBAGE, live=(point(np.int64(0)),) * ONE_AND_OTHER)
+            axes = ((replace(axes[0][0], state=state),),)
         return [Tensor(axes, None if dim is None else ("iota", dim), fed=False)]
     count = (limit - start).divide(delta) if delta.constant() else None
     if (start.symbols() | limit.symbols() | delta.symbols()) & follower.dims.keys():
@@ -324,7 +328,7 @@ def expand(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
             out.append(axis)
         elif is_unit(axis):
             [new] = made(follower, [wanted])
-            out.append(_filled([new], GARBAGE if scalar is None else constant(scalar))[0])
+            out.append(_filled([new], GARBAGE if scalar is None else everywhere(scalar))[0])
         elif labels([axis]) or wanted.symbols() & follower.dims.keys():
             raise Mixing(min(labels([axis]) or wanted.symbols() & follower.dims.keys()), "expands to another size")
         else:
@@ -526,4 +530,12 @@ def triangle(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     if len(values) > 1 and values[1] is not None and not isinstance(values[1], np.ndarray) and tensor.dims:
         raise Mixing(min(tensor.dims), "its diagonal depends on sizes")
     out = [tuple(a if a.dim is None else Atom(a.size, a.dim, loosened(a.state, 0.0)) for a in axis) for axis in axes]
+    diagonal = int(values[1].reshape(())) if len(values) > 1 and isinstance(values[1], np.ndarray) else 0 if len(values) < 2 or values[1] is None else None
+    upper = bool(attribute(node, "upper", 1))
+    if diagonal is not None and (diagonal > 0 if upper else diagonal >= 0):  # the first column is out of it, or in it
+        zero = (point(np.float32(0)),) * ONE_AND_OTHER
+        out[-1] = tuple(
+            b if b.dim is None else replace(b, state=replace(b.state, live=zero if upper else a.state.live))
+            for a, b in zip(axes[-1], out[-1], strict=True)
+        )
     return [replace(tensor, axes=tuple(out))]

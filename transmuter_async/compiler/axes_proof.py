@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transmuter_async.compiler.axes import Atom, Axis, Dim, Follower, Mask, Mixes, Tensor, constant, declared, labels
+from transmuter_async.compiler.axes_live import SCORE, UNKNOWN, point
 from transmuter_async.compiler.axes_rewrite import Born, lengths_below
 from transmuter_async.compiler.sizes import Poly, Sizes, object_array
 from transmuter_async.graph import Graph, TensorType, Value
@@ -30,7 +31,7 @@ class Proof:
         outputs: For each output its axes as `(dimension, size)` factors; empty where no followed dimension is in it, None
             where it could not be followed.
         lengths: Inputs of which no element may be above the size of a dimension.
-        ones: Inputs of which each row must hold a 1: a mask whose ones are counted.
+        ones: Inputs of which each row must hold a 1, or where it is no mask of truth values, a score that counts.
         masks: Padding that has to be put back to a value before a node reads it.
         unborn: Dimensions that are none, and why.
     """
@@ -87,7 +88,9 @@ def prove(
         fill = 0 if value.name in batching.mask else fills.get(value.name, 0)
         dtype = value.type.dtype
         state = constant(np.asarray(fill) if dtype is None or dtype.hasobject else np.asarray(fill).astype(dtype))
-        state = replace(state, source=frozenset({value.name}))
+        truths = value.name in batching.mask or state.value.dtype.kind in "iub"
+        live = (point(np.ones((), state.value.dtype)), ("other", state.value.reshape(()))) if truths else (SCORE, UNKNOWN)
+        state = replace(state, source=frozenset({value.name}), live=live)
         given: list[Any] = []
         for at, _ in enumerate(shape):
             dim = places.get(value.name, {}).get(at)

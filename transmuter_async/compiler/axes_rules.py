@@ -30,6 +30,7 @@ from transmuter_async.compiler.axes import (
     size_of,
     within,
 )
+from transmuter_async.compiler.axes_live import ONE_AND_OTHER, SCORE, UNKNOWN, Live, live_after, point
 from transmuter_async.compiler.axes_spans import (
     EVERYTHING,
     Span,
@@ -96,7 +97,7 @@ Sqrt Tan Tanh ThresholdedRelu Swish""".split()
 NARY = """Add And BitShift BitwiseAnd BitwiseOr BitwiseXor CastLike Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max
 Mean Min Mod Mul Or Pow PRelu Sub Sum Where Xor""".split()
 CONTRIB = ["FastGelu", "BiasGelu", "Gelu", "QuickGelu"]
-SCORE = 4900.0
+SCORES = 4900.0
 """What is taken for a score beside a mask: see `MASK`."""
 
 _TRUTHS = JUDGES | {"IsNaN", "IsInf"}
@@ -180,8 +181,14 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
         if not _tells(made):
             return made
         marked = [(s, t) for s, t in zip(states, tensors, strict=True) if s is not None and _tells(s)]
+        if node.op_type in ("Add", "Sub", "Sum"):
+            marked = [(s, t) for s, t in marked if not _is_score(s)] or marked
+        elif node.op_type == "Where" and states[0] is not None and states[0].kind == "constant":
+            picked = states[1 if bool(states[0].value) else 2]
+            marked = [(s, t) for s, t in marked if s is states[0] or s is picked]
         flat = all(s.flat and (s.kind == "masked" or follower.varying(t) <= 1) for s, t in marked)
-        return replace(made, source=frozenset().union(*(s.source for s, _ in marked)), flat=flat)
+        lives = tuple(_live(follower, node, states, originals, given, at) for at in range(ONE_AND_OTHER))
+        return replace(made, source=frozenset().union(*(s.source for s, _ in marked)), flat=flat, live=lives)
 
     axes = combined(follower, [tensor.axes or () for tensor in tensors], combine)
     content: Any = None
@@ -222,6 +229,34 @@ def _narrows(node: Node) -> bool:
         return False
     to = dtype_of(int(attribute(node, "to", 1)))
     return kind_of_dtype(to) != "f" and to.itemsize < 4
+
+
+def _live(
+    follower: Follower, node: Node, states: list[State | None], originals: list[Tensor], given: list[Any], at: int
+) -> Live:
+    """What stands where the mask's input holds data, under one of the assumptions."""
+    lives: list[Live] = []
+    for state, tensor, value in zip(states, originals, given, strict=True):
+        if isinstance(value, np.ndarray) and value.size == 1:
+            lives.append(point(value))
+        elif state is not None and state.live:
+            lives.append(state.live[at])
+        else:
+            lives.append(SCORE if tensor.kind == "f" else UNKNOWN)
+    first, second = (tensor.content is not None and tensor.content[0] == "iota" for tensor in originals[:2]) if len(originals) == 2 else (False, False)
+    if first != second or (first and second):  # the first place of one axis against any of another
+        zeros = [live[0] == "point" and live[1] <= 0 for live in lives]
+        truth = {"LessOrEqual": (True, None), "Greater": (False, None), "GreaterOrEqual": (None, True), "Less": (None, False)}
+        for side, (zero, other) in enumerate(((zeros[0], second), (zeros[1], first))):
+            known = truth.get(node.op_type, (None, None))[side]
+            if zero and other and lives[1 - side][0] != "point" and known is not None:
+                return point(np.bool_(known))
+    return live_after(node, lives, follower.evaluate)
+
+
+def _is_score(state: State) -> bool:
+    """Whether it is something that a mask is added to."""
+    return state.span[1] > -1000.0 and (state.live[0] == SCORE if state.live else not state.source)
 
 
 def _range(value: Any) -> Span:
@@ -278,7 +313,8 @@ def _against_length(follower: Follower, node: Node, originals: list[Tensor]) -> 
             follower.ones |= frozenset(*other[3:])
             if other[2]:
                 follower.lengths[other[2]] = content[1]
-            return content[1], replace(constant(np.bool_(known)), source=source)
+            live = (point(np.bool_(not known)),) * ONE_AND_OTHER  # at the first place, of lengths of at least 1
+            return content[1], replace(constant(np.bool_(known)), source=source, live=live)
     return None
 
 
@@ -312,7 +348,7 @@ def _combine(
                 total += sign * float(np.asarray(state.value, np.float64))
             elif state is not None and _tells(state):
                 highest = sign * (state.high if sign > 0 else state.low)
-                total += 0.0 if 0 <= highest <= SCORE else highest
+                total += 0.0 if 0 <= highest <= SCORES else highest
         if total <= -1000.0:
             return State("masked", np.float64(total))
         if not np.isfinite(total):
@@ -357,8 +393,13 @@ def joined(states: Sequence[State]) -> State:
     first = states[0]
     if all(s.kind == first.kind and _same(s.value, first.value) for s in states):
         source = frozenset().union(*(s.source for s in states))
-        return replace(first, source=source, flat=all(s.flat for s in states))
+        live = first.live if all(_alike(s.live, first.live) for s in states) else ()
+        return replace(first, source=source, flat=all(s.flat for s in states), live=live)
     return within(hull([s.span for s in states])) if all(s.finite for s in states) else WILD
+
+
+def _alike(a: tuple[Live, ...], b: tuple[Live, ...]) -> bool:
+    return len(a) == len(b) and all(x[0] == y[0] and all(map(_same, x[1:], y[1:])) for x, y in zip(a, b, strict=True))
 
 
 def _same(a: Any, b: Any) -> bool:

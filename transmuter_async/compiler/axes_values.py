@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transmuter_async.compiler.axes_live import ONE_AND_OTHER, Live, point
 from transmuter_async.compiler.axes_spans import EVERYTHING, Span
 from transmuter_async.compiler.sizes import ONE, Poly, poly
 
@@ -30,6 +31,7 @@ __all__ = [
     "Tensor",
     "Undecided",
     "constant",
+    "everywhere",
     "is_unit",
     "labels",
     "merged",
@@ -114,7 +116,7 @@ class State:
     """What stands beyond the true length: `kind` is "constant", "masked" (at most `value` plus a finite score),
     "garbage" (finite, from `low` to `high`) or "wild" (it may be NaN or infinite). All but wild hold wherever no wild axis
     is beyond its own length as well. `source` names the inputs whose padding it comes from; `flat`: the mask behind it
-    changes along no other padded axis.
+    changes along no other padded axis; `live`: what stands where such an input holds data, see `axes_live`.
     """
 
     kind: str
@@ -123,6 +125,7 @@ class State:
     flat: bool = True
     low: float = -math.inf
     high: float = math.inf
+    live: tuple[Live, ...] = ()
 
     @property
     def span(self) -> Span:
@@ -168,6 +171,11 @@ WILD = State("wild")
 def constant(value: Any) -> State:
     """The state of a known padding."""
     return State("constant", np.asarray(value))
+
+
+def everywhere(value: Any) -> State:
+    """The state of a number that stands on padding and on data."""
+    return State("constant", np.asarray(value), live=(point(value),) * ONE_AND_OTHER)
 
 
 @dataclass(frozen=True, slots=True)

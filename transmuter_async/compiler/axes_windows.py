@@ -18,6 +18,7 @@ from transmuter_async.compiler.axes import (
     Rule,
     Tensor,
     Undecided,
+    is_unit,
     labels,
     merged,
     plain,
@@ -297,6 +298,13 @@ def draw(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     if shape is not None:
         return [Tensor(tuple(plain(n) for n in shape), fed=True)]
     tensor = follower.tensor(values[0])
+    if tensor.dims and node.op_type.endswith(("Like", "Bernoulli")) and tensor.axes is not None:
+        # Numbers are drawn by their place in the whole: padding that stands behind all of the data changes none.
+        first = next(axis for axis in tensor.axes if not is_unit(axis))
+        outermost = first[0].dim is not None and follower.kind(first[0].dim) == "padded"
+        if outermost and tensor.dims == {first[0].dim} and len(labels([first[1:]])) == 0:
+            if sum(bool(labels([axis])) for axis in tensor.axes) == 1:
+                return [replace(tensor, axes=tuple(map(blurred, tensor.axes)), content=None, fed=True)]
     if tensor.dims:
         raise Mixing(min(tensor.dims), "draws over a padded shape are others than over the true one")
     return [replace(tensor, content=None, fed=True)]

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from transmuter_async.compiler.axes import Dim, Mixes
+from transmuter_async.compiler.axes_live import LEAST
 from transmuter_async.compiler.axes_proof import Proof, prove, shape_of
 from transmuter_async.compiler.axes_rewrite import Born, find_born, rewrite, size_name, true_name
 from transmuter_async.compiler.sizes import Poly
@@ -325,13 +326,17 @@ class Plan:
             if value is None or not along:
                 continue
             fill = self.fill(name)
-            data = np.asarray(value) == 1 if name in proof.ones else np.asarray(value) != fill
+            data = np.asarray(value) != fill
+            if name in proof.ones:
+                truths = name in self.batching.mask or value.dtype.kind in "iub"
+                data = np.asarray(value) == 1 if truths else np.asarray(value) > LEAST
             if at_front:
                 data = data[tuple(slice(0, 1) if at in along else slice(None) for at in range(data.ndim))]
             if not data.any(axis=along).all():
                 where = "starts with" if at_front else "holds nothing but"
+                held = f"{fill}, or no 1," if name in proof.ones and not at_front else fill
                 raise InputError(
-                    f"a row of {name!r} {where} {fill}, which stands for padding: its result would depend on how much is "
+                    f"a row of {name!r} {where} {held}, which stands for padding: its result would depend on how much is "
                     "padded. Put the data first in each row, and leave out rows without any."
                 )
 
