@@ -120,8 +120,8 @@ class NodeContext:
         run = self.run
         key: Any
         if isinstance(seed, jax.Array):
-            bits = jax.lax.bitcast_convert_type(seed.reshape(()).astype(np.float32), np.uint32)
-            key = jnp.stack([np.uint32(0), bits])
+            key = jax.lax.bitcast_convert_type(seed.reshape(()).astype(np.float32), np.uint32)
+            key = jnp.stack([np.uint32(0), key])
         elif seed is not None:
             bits = np.float32(seed).view(np.uint32)
             key = np.array([0, bits], np.uint32)

@@ -314,7 +314,7 @@ def _highest(values: Any, count: int) -> tuple[Any, Any]:
     m, count = xp(values), min(count, values.shape[1])
     clean = m.where(m.isnan(values), np.float32(-np.inf), values)
     if m is np:
-        order = np.argsort(-clean, axis=1, kind="stable")[:, :count]
-        return np.take_along_axis(values, order, axis=1), order
-    order = lax.top_k(clean, count)[1]
+        order: Any = np.argsort(-clean, axis=1, kind="stable")[:, :count]
+    else:
+        order = lax.top_k(clean, count)[1]
     return m.take_along_axis(values, order, axis=1), order

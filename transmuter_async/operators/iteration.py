@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -269,8 +269,9 @@ def no_rows(
     ]
 
 
-def give_up(values: Sequence[Any], index: int, reason: str, context: Context) -> None:
+def give_up(values: Sequence[Any], index: int, reason: str, context: Context) -> NoReturn:
     """Raise `NeedsValue` over what is traced in `values`: on the host the node just runs."""
     leaf = next(leaf for leaf in jax.tree.leaves(list(values)) if isinstance(leaf, jax.Array))
     # A value of its own, which no static argument can stand for: knowing it would not make the trips fewer.
     context.needs(jnp.expand_dims(leaf, 0), index, reason)
+    raise context.error(f"it would take {reason}")
