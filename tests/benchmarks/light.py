@@ -29,7 +29,7 @@ NETWORKS = (
     "zfnet512",
 )
 QUICK = ("resnet50", "shufflenet", "squeezenet")
-SECONDS = 4.0
+SECONDS = 3.0
 
 
 def filled(name: str) -> onnx.ModelProto:

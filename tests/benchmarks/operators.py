@@ -9,7 +9,7 @@ from tests.benchmarks.build import Case
 from tests.benchmarks.frame import Figure, each, quick
 from tests.benchmarks.versus import Wrong, compare, figures
 
-SECONDS = 0.6
+SECONDS = 0.45
 QUICK = 2
 """Cases of each family with `--quick`."""
 

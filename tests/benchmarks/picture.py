@@ -12,6 +12,11 @@ __all__ = ["Row", "draw"]
 LEFT, RIGHT, TOP, HEIGHT, WIDTH = 190, 60, 46, 20, 720
 TICKS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
+LEGEND = (
+    "filled: batch 1; green faster, blue within its bound, red above; the red mark is the bound",
+    "rings: other sizes and larger batches",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -34,10 +39,10 @@ def draw(rows: Sequence[Row], title: str) -> str:
         return LEFT + math.log(min(max(value, low), high) / low) * scale
 
     bottom = TOP + HEIGHT * len(rows)
-    size = f'viewBox="0 0 {WIDTH} {bottom + 50}" width="{WIDTH}" height="{bottom + 50}"'
+    size = f'viewBox="0 0 {WIDTH} {bottom + 62}" width="{WIDTH}" height="{bottom + 62}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{bottom + 50}" fill="#ffffff"/>',
+        f'<rect width="{WIDTH}" height="{bottom + 62}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="20" font-size="14" fill="#222222">{escape(title)}</text>',
         *_axis(low, high, x, bottom),
     ]
@@ -59,10 +64,8 @@ def draw(rows: Sequence[Row], title: str) -> str:
         ]
         lines.append(f'<circle cx="{x(row.ratio):.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>')
         lines.append(f'<text x="{WIDTH - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#222222">{row.ratio:.2f}</text>')
-    words = (
-        "filled: batch 1 (green: faster, blue: within its bound, red: above), rings: larger batches, red mark: bound"
-    )
-    lines.append(f'<text x="{LEFT}" y="{bottom + 40}" font-size="11" fill="#555555">{words}</text>')
+    for number, words in enumerate(LEGEND):
+        lines.append(f'<text x="{LEFT}" y="{bottom + 38 + 15 * number}" font-size="11" fill="#555555">{words}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

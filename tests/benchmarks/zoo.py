@@ -19,7 +19,7 @@ from tests.models.test_references import file_bytes, frames, image, tokens, voic
 
 __all__ = ["MODELS", "Public"]
 
-SECONDS = 3.0
+SECONDS = 2.5
 WORST = 1.8
 """No float model may be slower than this against onnxruntime."""
 TINY = 1.3
