@@ -19,11 +19,15 @@ ROWS = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 BUCKETS = {"s": [8, 16], "b": [4]}
 
 
-def model(nodes: list[Any], outputs: list[str], weights: dict[str, Any] | None = None, *, opset: int = 18) -> onnx.ModelProto:
+def model(
+    nodes: list[Any], outputs: list[str], weights: dict[str, Any] | None = None, *, opset: int = 18
+) -> onnx.ModelProto:
     """Over x (b, s, 4) and its mask (b, s)."""
     held = {"w": ROWS, "one": np.array([1]), "two": np.array([2]), "zero": np.array([0]), **(weights or {})}
     used = {name for each in nodes for name in each.input}
-    return proto(nodes, ["x:float[b,s,4]", "mask:int64[b,s]"], outputs, {k: v for k, v in held.items() if k in used}, opset=opset)
+    return proto(
+        nodes, ["x:float[b,s,4]", "mask:int64[b,s]"], outputs, {k: v for k, v in held.items() if k in used}, opset=opset
+    )
 
 
 def inputs(batch: int, length: int, *, seed: int = 0) -> dict[str, np.ndarray]:
@@ -53,7 +57,11 @@ def assert_safe(made: onnx.ModelProto, calls: list[dict[str, Any]] | None = None
 SOFTMAX = [node("Cast", ["mask"], ["m"], to=1), node("Unsqueeze", ["m", "one"], ["m3"])]
 SCORES = [node("Transpose", ["x"], ["xt"], perm=[0, 2, 1]), node("MatMul", ["x", "xt"], ["scores"])]
 POOLED = [node("Softmax", ["masked"], ["p"], axis=-1), node("MatMul", ["p", "x"], ["y"])]
-NEGATIVE = [node("Sub", ["f1", "m3"], ["hole"]), node("Mul", ["hole", "low"], ["bias"]), node("Add", ["scores", "bias"], ["masked"])]
+NEGATIVE = [
+    node("Sub", ["f1", "m3"], ["hole"]),
+    node("Mul", ["hole", "low"], ["bias"]),
+    node("Add", ["scores", "bias"], ["masked"]),
+]
 F1 = {"f1": np.array(1, np.float32)}
 
 MIXING: dict[str, tuple[list[Any], list[str], dict[str, Any], str, str]] = {
@@ -231,7 +239,12 @@ SAFE: dict[str, tuple[list[Any], list[str], dict[str, Any]]] = {
 def test_what_is_proved_safe_gives_the_same_with_padding(name: str) -> None:
     nodes, outputs, weights = SAFE[name]
     if name == "own rows by index":
-        nodes = [nodes[0], node("Slice", ["n", "zero", "one"], ["nb1"]), node("Slice", ["n", "one", "two"], ["ns1"]), *nodes[1:]]
+        nodes = [
+            nodes[0],
+            node("Slice", ["n", "zero", "one"], ["nb1"]),
+            node("Slice", ["n", "one", "two"], ["ns1"]),
+            *nodes[1:],
+        ]
     assert_safe(model(nodes, outputs, weights))
 
 
@@ -305,7 +318,9 @@ def test_a_causal_mask_that_is_no_truth_value_does_not_hide_the_padding() -> Non
 
 
 def test_draws_that_stand_behind_all_of_the_data_change_none_of_it() -> None:
-    made = proto([node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])], ["x:float[1,s,4]"], ["y:float[1,s,4]"])
+    made = proto(
+        [node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])], ["x:float[1,s,4]"], ["y:float[1,s,4]"]
+    )
     padded = Session(made, batching=Batching(buckets={"s": [8, 16]}, pad={"x": 3.0}))
     plain = Session(made, compiler="eager")
     for length in (1, 5, 8, 11):
@@ -313,13 +328,31 @@ def test_draws_that_stand_behind_all_of_the_data_change_none_of_it() -> None:
         assert_same(padded(call, seed=3), plain(call, seed=3), rtol=1e-5, atol=1e-5)
 
 
-STEPS = ["relu", "dense", "mask", "softmax", "mean", "shift", "attend", "center", "cumsum", "turn", "total", "pool", "double"]
+STEPS = [
+    "relu",
+    "dense",
+    "mask",
+    "softmax",
+    "mean",
+    "shift",
+    "attend",
+    "center",
+    "cumsum",
+    "turn",
+    "total",
+    "pool",
+    "double",
+]
 
 
 def _grown(steps: list[str]) -> list[Any]:
     """A chain of steps over (b, s, 4), some of which mix."""
     nodes: list[Any] = [node("Cast", ["mask"], ["m"], to=1), node("Unsqueeze", ["m", "two"], ["m3"])]
-    nodes += [node("Unsqueeze", ["m", "one"], ["mk"]), node("Sub", ["f1", "mk"], ["hole"]), node("Mul", ["hole", "low"], ["bias"])]
+    nodes += [
+        node("Unsqueeze", ["m", "one"], ["mk"]),
+        node("Sub", ["f1", "mk"], ["hole"]),
+        node("Mul", ["hole", "low"], ["bias"]),
+    ]
     v = "x"
     for i, step in enumerate(steps):
         a, b, c, d, out = (f"{t}{i}" for t in "abcdv")

@@ -78,7 +78,12 @@ def test_the_limit_of_a_range_goes_to_a_bucket(name: str) -> None:
 def test_a_mask_of_lengths_is_zero_from_their_maximum_on() -> None:
     """A sum over the frames is right, since the mask is false on the padding; a mean would not be."""
     total = [*FRAMES, node("Mul", ["h", "h"], ["q"]), node("ReduceSum", ["q", "two"], ["y"], keepdims=0)]
-    safe(model(total, SPEECH, ["y:float[1,4]"], two=np.array([2])), Batching(buckets={"frames": [8, 16]}), frames(3, 8, 9), 3)
+    safe(
+        model(total, SPEECH, ["y:float[1,4]"], two=np.array([2])),
+        Batching(buckets={"frames": [8, 16]}),
+        frames(3, 8, 9),
+        3,
+    )
     mean = [*FRAMES, node("ReduceMean", ["h", "two"], ["y"], keepdims=0, name="mean")]
     with pytest.raises(BatchingRefused) as refused:
         Session(model(mean, SPEECH, ["y:float[1,4]"], two=np.array([2])), batching=Batching(buckets={"frames": [8]}))
@@ -129,7 +134,8 @@ def test_a_count_that_is_an_input_or_is_computed(name: str, given: bool) -> None
     made = model(nodes, ["n:int64[]" if given else "counts:float[2]", "row:float[1,4]"], outputs, four=np.array([4]))
     row = np.linspace(-1, 1, 4, dtype=np.float32)[None]
     calls = [
-        {("n" if given else "counts"): np.array(n) if given else np.array([n - 1, 1], np.float32), "row": row} for n in (1, 3, 4, 5, 8)
+        {("n" if given else "counts"): np.array(n) if given else np.array([n - 1, 1], np.float32), "row": row}
+        for n in (1, 3, 4, 5, 8)
     ]
     session = safe(made, Batching(buckets={"n": [4, 8]}), calls, 2 if given else 3)
     with pytest.raises(InputError, match="more than the largest bucket 8"):
@@ -181,7 +187,9 @@ def test_what_does_not_hold_is_refused_with_the_reason(name: str) -> None:
 
 def test_names_that_bear_no_axis_are_told_apart() -> None:
     made = model([*FRAMES, *SOUND], SPEECH, ["y:float[1,2,t]"])
-    with pytest.raises(InputError, match=r"no input has a dimension 'frame'.*Limits of its Range nodes are \['frames'\]"):
+    with pytest.raises(
+        InputError, match=r"no input has a dimension 'frame'.*Limits of its Range nodes are \['frames'\]"
+    ):
         Session(made, batching=Batching(buckets={"frame": [8]}))
     with pytest.raises(InputError, match="'total' is not known to be one integer"):
         Session(made, batching=Batching(buckets={"total": [8]}))
@@ -211,7 +219,8 @@ def test_lengths_of_the_caller_mask_an_axis_of_the_inputs() -> None:
     batching = Batching(batch="b", buckets={"s": [8, 16], "b": [4]}, pad={"x": 5.0})
     random = np.random.default_rng(1)
     calls = [
-        {"x": random.uniform(-1, 1, (b, s, 2)).astype(np.float32), "lengths": random.integers(0, s + 1, b)} for b, s in ((1, 3), (3, 8), (2, 11))
+        {"x": random.uniform(-1, 1, (b, s, 2)).astype(np.float32), "lengths": random.integers(0, s + 1, b)}
+        for b, s in ((1, 3), (3, 8), (2, 11))
     ]
     session = safe(made, batching, calls, 2)
     more = {**calls[0], "lengths": np.array([5])}  # of three: all of them, and nothing of the padding

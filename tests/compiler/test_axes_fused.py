@@ -39,7 +39,9 @@ Y = "y:float[b,s,8]"
 KEYS = "mask:int32[b,s]"
 
 
-def call(batch: int, length: int, *, lengths: bool = False, mask: bool = False, ids: bool = False) -> dict[str, np.ndarray]:
+def call(
+    batch: int, length: int, *, lengths: bool = False, mask: bool = False, ids: bool = False
+) -> dict[str, np.ndarray]:
     random = np.random.default_rng((batch, length))
     found: dict[str, np.ndarray] = {"x": random.standard_normal((batch, length, HIDDEN)).astype(np.float32)}
     kept = random.integers(1, length + 1, batch).astype(np.int32)
@@ -113,7 +115,9 @@ def test_attention_whose_mask_is_lengths() -> None:
     safe(made, buckets(), lengths=True)
     session = Session(made, batching=buckets())
     beyond = call(2, 3, lengths=True) | {"lengths": np.array([2, 5], np.int32)}
-    assert_same(session(beyond), by_onnxruntime(made, beyond), rtol=1e-5, atol=1e-5)  # not padded: it speaks of more keys
+    assert_same(
+        session(beyond), by_onnxruntime(made, beyond), rtol=1e-5, atol=1e-5
+    )  # not padded: it speaks of more keys
     with pytest.raises(ValueError, match="length below 1"):
         session(call(2, 3, lengths=True) | {"lengths": np.array([2, 0], np.int32)})
 
@@ -138,10 +142,24 @@ QKV_WEIGHTS = {name: weights(HIDDEN, HIDDEN, seed=i) for i, name in enumerate(("
 @pytest.mark.parametrize("masked", ["mask", "lengths", "causal"])
 def test_multi_head_attention(masked: str) -> None:
     extra = {"mask": ["", "mask"], "lengths": ["", "lengths"], "causal": []}[masked]
-    nodes = [*QKV, contrib("MultiHeadAttention", ["Q", "K", "V", *extra], ["y"], num_heads=HEADS, unidirectional=int(masked == "causal"))]
+    nodes = [
+        *QKV,
+        contrib(
+            "MultiHeadAttention",
+            ["Q", "K", "V", *extra],
+            ["y"],
+            num_heads=HEADS,
+            unidirectional=int(masked == "causal"),
+        ),
+    ]
     given = {"mask": [KEYS], "lengths": ["lengths:int32[b]"], "causal": []}[masked]
     made = model(nodes, [X, *given], [Y], QKV_WEIGHTS)
-    safe(made, buckets(mask="mask") if masked == "mask" else buckets(), mask=masked == "mask", lengths=masked == "lengths")
+    safe(
+        made,
+        buckets(mask="mask") if masked == "mask" else buckets(),
+        mask=masked == "mask",
+        lengths=masked == "lengths",
+    )
 
 
 def test_multi_head_attention_with_bias_and_added_mask() -> None:
@@ -173,7 +191,11 @@ def test_multi_head_attention_without_a_mask_is_refused_and_cross_attention_need
 def test_group_query_attention_keeps_rows_apart_and_refuses_a_padded_length() -> None:
     nodes = [
         contrib(
-            "GroupQueryAttention", ["x", "k", "v", "pk", "pv", "ends", "total"], ["y", "nk", "nv"], num_heads=1, kv_num_heads=1
+            "GroupQueryAttention",
+            ["x", "k", "v", "pk", "pv", "ends", "total"],
+            ["y", "nk", "nv"],
+            num_heads=1,
+            kv_num_heads=1,
         )
     ]
     made = model(
@@ -206,7 +228,12 @@ def test_attention_of_the_standard(masked: str) -> None:
     extra = {"truth": ["m4"], "added": ["bias"], "causal": []}[masked]
     nodes = nodes if extra else QKV
     attention = node(
-        "Attention", ["Q", "K", "V", *extra], ["y"], q_num_heads=HEADS, kv_num_heads=HEADS, is_causal=int(masked == "causal")
+        "Attention",
+        ["Q", "K", "V", *extra],
+        ["y"],
+        q_num_heads=HEADS,
+        kv_num_heads=HEADS,
+        is_causal=int(masked == "causal"),
     )
     made = model([*nodes, attention], [X, *([KEYS] if extra else [])], [Y], held if extra else QKV_WEIGHTS, opset=23)
     safe(made, buckets(mask="mask") if extra else buckets(), mask=bool(extra))
@@ -257,13 +284,22 @@ def test_skip_layer_normalization_goes_row_by_row() -> None:
 
 def scan_body(*, mean: bool = False) -> onnx.GraphProto:
     """state (b, 8), slice (b, 8) to their sum after tanh, twice."""
-    inner = [node("Add", ["state", "slice"], ["sum"]), node("Tanh", ["sum"], ["next"]), node("Identity", ["next"], ["out"])]
+    inner = [
+        node("Add", ["state", "slice"], ["sum"]),
+        node("Tanh", ["sum"], ["next"]),
+        node("Identity", ["next"], ["out"]),
+    ]
     if mean:
-        inner[1:2] = [node("ReduceMean", ["sum"], ["mean"], axes=[0], keepdims=1), node("Sub", ["sum", "mean"], ["next"])]
+        inner[1:2] = [
+            node("ReduceMean", ["sum"], ["mean"], axes=[0], keepdims=1),
+            node("Sub", ["sum", "mean"], ["next"]),
+        ]
     return graph(inner, ["state:float[b,8]", "slice:float[b,8]"], ["next:float[b,8]", "out:float[b,8]"])
 
 
-def scanning(body: onnx.GraphProto, outputs: list[str], *, axis: int = 1, opset: int = 17, **more: Any) -> onnx.ModelProto:
+def scanning(
+    body: onnx.GraphProto, outputs: list[str], *, axis: int = 1, opset: int = 17, **more: Any
+) -> onnx.ModelProto:
     nodes = [
         node("ReduceSum", ["x0", "second"], ["start"], keepdims=0),
         node("Scan", ["start", "x"], ["last", "steps"], body=body, num_scan_inputs=1, scan_input_axes=[axis],
@@ -286,7 +322,12 @@ def test_a_scan_whose_last_state_is_wanted_or_that_runs_backwards_is_refused() -
     rows = Session(scanning(scan_body(), [STEPS, "last:float[b,8]"]), batching=Batching(batch="b", buckets={"b": [4]}))
     for batch in (1, 3):
         inputs = call(batch, 5)
-        assert_same(rows(inputs), by_onnxruntime(scanning(scan_body(), [STEPS, "last:float[b,8]"]), inputs), rtol=1e-5, atol=1e-5)
+        assert_same(
+            rows(inputs),
+            by_onnxruntime(scanning(scan_body(), [STEPS, "last:float[b,8]"]), inputs),
+            rtol=1e-5,
+            atol=1e-5,
+        )
     backwards = scanning(scan_body(), [STEPS], scan_input_directions=[1])
     assert {each.axis for each in refused(backwards, buckets())} == {"s"}
 
@@ -311,20 +352,31 @@ def test_a_scan_whose_body_may_refuse_padding_is_refused() -> None:
     assert found[0].node == "scan" and "Div" in found[0].why
 
 
-def looping(body: list[Any], *, trips: Any = 3, carried: str = "float[b,s,8]", outputs: list[str] | None = None, **held: Any) -> Any:
+def looping(
+    body: list[Any], *, trips: Any = 3, carried: str = "float[b,s,8]", outputs: list[str] | None = None, **held: Any
+) -> Any:
     inner = graph(
         body, ["i:int64[]", "on:bool[]", f"c:{carried}"],
         ["go:bool[]", f"d:{carried}", "e:float[b,s,8]"],
     )  # fmt: skip
     nodes = [node("Loop", ["trips", "", "x"], ["last", "each"], body=inner, name="loop")]
     if isinstance(trips, str):
-        nodes = [node("Shape", ["x"], ["n"], start=int(trips), end=int(trips) + 1), node("Squeeze", ["n"], ["trips"]), *nodes]
+        nodes = [
+            node("Shape", ["x"], ["n"], start=int(trips), end=int(trips) + 1),
+            node("Squeeze", ["n"], ["trips"]),
+            *nodes,
+        ]
     else:
         held["trips"] = np.array(trips)
     return model(nodes, [X], outputs or ["last:float[b,s,8]", "each:float[t,b,s,8]"], held)
 
 
-BODY = [node("Identity", ["on"], ["go"]), node("MatMul", ["c", "w"], ["f"]), node("Tanh", ["f"], ["d"]), node("Identity", ["d"], ["e"])]
+BODY = [
+    node("Identity", ["on"], ["go"]),
+    node("MatMul", ["c", "w"], ["f"]),
+    node("Tanh", ["f"], ["d"]),
+    node("Identity", ["d"], ["e"]),
+]
 SQUARE = {"w": weights(HIDDEN, HIDDEN)}
 
 
@@ -343,7 +395,11 @@ def test_a_loop_that_mixes_is_named() -> None:
     ends = [node("ReduceSum", ["c"], ["t"], keepdims=0), node("Less", ["t", "limit"], ["go"]), *BODY[1:]]
     found = refused(looping(ends, **SQUARE, limit=np.float32(5)), Batching(batch="b", buckets={"b": [4]}))
     assert found[0].op_type == "ReduceSum"
-    grows = [node("Identity", ["on"], ["go"]), node("Concat", ["c", "c"], ["d"], axis=1), node("Identity", ["c"], ["e"])]
+    grows = [
+        node("Identity", ["on"], ["go"]),
+        node("Concat", ["c", "c"], ["d"], axis=1),
+        node("Identity", ["c"], ["e"]),
+    ]
     assert "s" in {each.axis for each in refused(looping(grows, outputs=["last:float[b,k,8]"]), buckets())}
 
 

@@ -32,7 +32,9 @@ def refused(made: onnx.ModelProto, *, pad: dict[str, Any] | None = None, **optio
     return error.value.mixes
 
 
-def safe(made: onnx.ModelProto, calls: list[dict[str, Any]], *, pad: dict[str, Any] | None = None, **options: Any) -> None:
+def safe(
+    made: onnx.ModelProto, calls: list[dict[str, Any]], *, pad: dict[str, Any] | None = None, **options: Any
+) -> None:
     session = Session(made, batching=Batching(buckets={"s": [8]}, pad=pad), **options)
     for call in calls:
         assert_same(session(call), by_onnxruntime(made, call), rtol=1e-5, atol=1e-5)
@@ -103,8 +105,15 @@ def test_the_place_of_an_extreme_is_an_index_in_range() -> None:
 
 # --- what an operator is not defined for ------------------------------------------------------------------------------
 
-POSITIVE = {"x": np.random.default_rng(1).uniform(2.5, 3, (2, 5, 4)).astype(np.float32), "mask": np.ones((2, 5), np.float32)}
-MASKED = [node("Unsqueeze", ["mask", "a2"], ["m"]), node("Mul", ["v", "m"], ["z"]), node("ReduceSum", ["z", "a1"], ["y"], keepdims=0)]
+POSITIVE = {
+    "x": np.random.default_rng(1).uniform(2.5, 3, (2, 5, 4)).astype(np.float32),
+    "mask": np.ones((2, 5), np.float32),
+}
+MASKED = [
+    node("Unsqueeze", ["mask", "a2"], ["m"]),
+    node("Mul", ["v", "m"], ["z"]),
+    node("ReduceSum", ["z", "a1"], ["y"], keepdims=0),
+]
 
 DOMAINS: dict[str, tuple[list[Any], bool]] = {
     "log of a sum": ([node("Add", ["x", "shift"], ["u"]), node("Log", ["u"], ["v"])], False),
@@ -152,15 +161,26 @@ def test_a_row_of_nothing_gives_nan_that_the_next_layer_would_spread() -> None:
         node("Unsqueeze", ["live", "a1"], ["across"]), node("Unsqueeze", ["live", "a2"], ["down"]), node("And", ["across", "down"], ["both"]),
         node("Where", ["both", "scores", "none"], ["masked"]), node("Softmax", ["masked"], ["p"], axis=-1), node("MatMul", ["p", "x"], ["v"]),
     ]  # fmt: skip
-    alone = model([*attended[:-1], node("MatMul", ["p", "x"], ["y"])], ["x:float[b,s,4]", "mask:float[b,s]"], ["y:float[b,s,4]"])
+    alone = model(
+        [*attended[:-1], node("MatMul", ["p", "x"], ["y"])], ["x:float[b,s,4]", "mask:float[b,s]"], ["y:float[b,s,4]"]
+    )
     safe(alone, [POSITIVE])
-    assert refused(model([*attended, *MASKED], ["x:float[b,s,4]", "mask:float[b,s]"], ["y:float[b,4]"]))[0].op_type == "ReduceSum"
+    assert (
+        refused(model([*attended, *MASKED], ["x:float[b,s,4]", "mask:float[b,s]"], ["y:float[b,4]"]))[0].op_type
+        == "ReduceSum"
+    )
 
 
 def test_equal_extremes_are_taken_from_the_front() -> None:
     hidden = [node("Cast", ["mask"], ["live"], to=9), node("Where", ["live", "x", "none"], ["z"])]
-    inputs, call = ["x:float[b,s]", "mask:float[b,s]"], {"x": np.float32([[1, 3, 3]]), "mask": np.ones((1, 3), np.float32)}
-    safe(model([*hidden, node("ArgMax", ["z"], ["y"], axis=1, keepdims=0)], inputs, ["y:int64[b]"]), [call, {**call, "mask": 0 * call["mask"]}])
+    inputs, call = (
+        ["x:float[b,s]", "mask:float[b,s]"],
+        {"x": np.float32([[1, 3, 3]]), "mask": np.ones((1, 3), np.float32)},
+    )
+    safe(
+        model([*hidden, node("ArgMax", ["z"], ["y"], axis=1, keepdims=0)], inputs, ["y:int64[b]"]),
+        [call, {**call, "mask": 0 * call["mask"]}],
+    )
     last = node("ArgMax", ["z"], ["y"], axis=1, keepdims=0, select_last_index=1, name="last")
     [found] = refused(model([*hidden, last], inputs, ["y:int64[b]"]))
     assert (found.node, found.axis) == ("last", "s") and "last of equal" in found.why
@@ -176,7 +196,9 @@ def test_integers_that_wrap_on_padding_are_not_taken_for_bounded() -> None:
             node("Mul", ["r", "mask"], ["z"]), node("ReduceSum", ["z", "first"], ["y"]),
         ]  # fmt: skip
         row = np.arange(1, 5, dtype=np.int32 if kind == "int32" else np.float32)[None]
-        made = proto(nodes, [f"ids:{kind}[s,1]", "mask:float[s,1]"], ["y:float[1,4]"], {"row": row, "first": np.array([0])})
+        made = proto(
+            nodes, [f"ids:{kind}[s,1]", "mask:float[s,1]"], ["y:float[1,4]"], {"row": row, "first": np.array([0])}
+        )
         if fine:
             safe(made, [{"ids": np.float32([[1], [2]]), "mask": np.ones((2, 1), np.float32)}], pad={"ids": 50000})
         else:
@@ -234,7 +256,12 @@ def test_a_finite_mask_has_to_let_go_of_data(name: str) -> None:
 
 
 def test_two_masks_have_to_let_go_at_one_place() -> None:
-    nodes = [node("Cast", ["mask"], ["m"], to=9), node("Cast", ["other"], ["o"], to=9), node("And", ["m", "o"], ["live"]), *SCORED]
+    nodes = [
+        node("Cast", ["mask"], ["m"], to=9),
+        node("Cast", ["other"], ["o"], to=9),
+        node("And", ["m", "o"], ["live"]),
+        *SCORED,
+    ]
     held = {key: HELD[key] for key in ("a1", "low")}
     made = proto(nodes, ["x:float[b,s,4]", "mask:int64[b,s]", "other:int64[b,s]"], ["y:float[b,s,4]"], held)
     both = {"x": POSITIVE["x"], "mask": np.array([[1, 1, 0, 0, 0]] * 2), "other": np.array([[1, 0, 0, 0, 1]] * 2)}

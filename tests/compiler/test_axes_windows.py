@@ -26,7 +26,9 @@ HELD = {
 }  # fmt: skip
 
 
-def model(nodes: list[Any], *, inputs: str = "x:float[b,4,s]", output: str = "y:float[b,4,t]", **more: Any) -> onnx.ModelProto:
+def model(
+    nodes: list[Any], *, inputs: str = "x:float[b,4,s]", output: str = "y:float[b,4,t]", **more: Any
+) -> onnx.ModelProto:
     used = {name for each in nodes for name in each.input}
     held = {name: array for name, array in HELD.items() if name in used}
     return proto(nodes, [inputs], [output], {**held, **more})
@@ -127,7 +129,12 @@ def test_two_axes_are_padded_at_once() -> None:
 
 def test_integers_stand_for_zero_by_their_zero_point() -> None:
     nodes = [node("ConvInteger", ["x", "k", "z"], ["y"], pads=[1, 1])]
-    made = proto(nodes, ["x:int32[s]"], ["y:int32[1,2,s]"], {"k": np.arange(-3, 3, dtype=np.int8).reshape(2, 1, 3), "z": np.uint8(7)})
+    made = proto(
+        nodes,
+        ["x:int32[s]"],
+        ["y:int32[1,2,s]"],
+        {"k": np.arange(-3, 3, dtype=np.int8).reshape(2, 1, 3), "z": np.uint8(7)},
+    )
     del made.graph.input[:]
     made.graph.input.append(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [1, 1, "s"]))
     session = Session(made, batching=Batching(buckets={"s": [8]}, pad={"x": 9}))
@@ -192,7 +199,9 @@ def test_windows_in_a_body_are_refused_where_they_would_have_to_be_masked() -> N
         [node("Identity", ["on"], ["go"]), node("Conv", ["c", "k3"], ["d"], pads=[1, 1], name="inner")],
         ["i:int64[]", "on:bool[]", "c:float[b,4,s]"], ["go:bool[]", "d:float[b,4,s]"],
     )  # fmt: skip
-    made = model([node("Loop", ["trips", "", "x"], ["y"], body=body)], output="y:float[b,4,s]", trips=np.array(2), k3=HELD["k3"])
+    made = model(
+        [node("Loop", ["trips", "", "x"], ["y"], body=body)], output="y:float[b,4,s]", trips=np.array(2), k3=HELD["k3"]
+    )
     found = refused(made)
     assert found[0].node == "inner" and "bodies" in found[0].why
 

@@ -49,7 +49,9 @@ def test_minilm_of_every_length_equals_the_unpadded_run(minilm: Any) -> None:
         np.testing.assert_allclose(by_programs, want, rtol=0, atol=1e-4)
         assert not by_programs.flags.writeable and by_programs.shape == want.shape
         if length in (1, 2, 5, 15, 16, 17, 33, 64):  # the same arithmetic on both sides
-            np.testing.assert_allclose(next(iter(host(call).values())), next(iter(plain(call).values())), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                next(iter(host(call).values())), next(iter(plain(call).values())), rtol=1e-5, atol=1e-5
+            )
     assert len(padded.cache.segments()) == 4  # of 64 shapes
     told = explain(padded.prepared, padded.cache)
     assert "sequence to 16, 64 (proved safe)" in str(told) and told.mixes == ()
@@ -63,7 +65,10 @@ def test_padded_programs_of_minilm_are_within_a_hundred_thousandth_of_unpadded_o
 
     Tokens that the caller's own mask excludes are compared less strictly: they attend to few others, and rounding grows.
     """
-    padded = Session(minilm, batching=Batching(batch="batch", mask="attention_mask", buckets={"sequence": [16, 64, 128], "batch": [1, 4]}))
+    padded = Session(
+        minilm,
+        batching=Batching(batch="batch", mask="attention_mask", buckets={"sequence": [16, 64, 128], "batch": [1, 4]}),
+    )
     plain = Session(minilm, cache_size=32)
     for batch, length in ((1, 4), (1, 16), (1, 17), (1, 77), (1, 128), (4, 5), (4, 100)):
         call = texts(batch, length)
@@ -121,7 +126,12 @@ def quantised_twin(path: Any) -> onnx.ModelProto:
             right, scale, zero = f"{name}_wq", f"{name}_ws", f"{name}_wz"
             extra |= {right: np.round(values / step).astype(np.int8), scale: step, zero: np.array(0, np.int8)}
         nodes += [
-            node("DynamicQuantizeLinear", [each.input[0]], [f"{name}_q", f"{name}_s", f"{name}_z"], name=f"{each.name}_quantised"),
+            node(
+                "DynamicQuantizeLinear",
+                [each.input[0]],
+                [f"{name}_q", f"{name}_s", f"{name}_z"],
+                name=f"{each.name}_quantised",
+            ),
             node("MatMulInteger", [f"{name}_q", right, f"{name}_z", zero], [f"{name}_i"]),
             node("Cast", [f"{name}_i"], [f"{name}_f"], to=1),
             node("Mul", [f"{name}_s", scale], [f"{name}_k"]),
@@ -217,7 +227,9 @@ def test_rows_of_a_real_model_are_padded_to_a_batch(name: str) -> None:
 
 
 def toy() -> onnx.ModelProto:
-    return proto([node("MatMul", ["x", "w"], ["y"])], ["x:float[b,s,4]"], ["y:float[b,s,4]"], {"w": np.eye(4, dtype=np.float32)})
+    return proto(
+        [node("MatMul", ["x", "w"], ["y"])], ["x:float[b,s,4]"], ["y:float[b,s,4]"], {"w": np.eye(4, dtype=np.float32)}
+    )
 
 
 def toy_inputs(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -288,7 +300,9 @@ def test_an_unnamed_dimension_is_called_by_input_and_axis() -> None:
 async def test_compile_takes_batching_and_compiles_the_bucket_ahead() -> None:
     async with tm.Runtime() as runtime:
         compiled = await runtime.compile(
-            toy(), {"x": tm.Spec((2, 3, 4), "float32")}, batching=tm.Batching(batch="b", buckets={"s": [4, 8], "b": [2]})
+            toy(),
+            {"x": tm.Spec((2, 3, 4), "float32")},
+            batching=tm.Batching(batch="b", buckets={"s": [4, 8], "b": [2]}),
         )
         for length in (1, 2, 3, 4):
             call = toy_inputs(1, length)

@@ -55,8 +55,9 @@ from transmuter_async.compiler.axes_values import (
     size_of,
     within,
 )
+from transmuter_async.compiler.run import Run, Scope
 from transmuter_async.compiler.sizes import Bounds, Poly, Sizes, compute_sizes, object_array, poly
-from transmuter_async.compiler.trace import Run, Scope, run_node
+from transmuter_async.compiler.trace import run_node
 from transmuter_async.errors import TransmuterError
 from transmuter_async.graph import Graph, Node, TensorType
 from transmuter_async.operators import resolve
@@ -105,7 +106,7 @@ class Follower:
         lengths: Inputs of which no element may be above the size of a dimension for the proof.
         ones: Inputs of which each row must hold a 1 for the proof: a mask whose ones are counted.
         along: The dimension whose state a rule is about to settle.
-        masks: Inputs whose padding has to be put back to a value before a node reads it, by output and axis.
+        put_back: Inputs whose padding has to be put back to a value before a node reads it, by output and axis.
         born: Dimensions by the name of the integer, made inside of the graph, that is their size.
         atmost: Names of integers of which none is above the size of such a dimension: it is their maximum.
         unborn: Such dimensions that turned out not to be one, and why.
@@ -132,14 +133,24 @@ class Follower:
 
         self.dims = {dim.name: dim for dim in dims}
         self.rules: dict[tuple[str, str], Rule] = {
-            **RULES, **NORMS, **PRODUCTS, **MOVES, **INDEX, **WINDOWS, **CONTROL, **ATTENTION, **(rules or {})
+            **RULES,
+            **NORMS,
+            **PRODUCTS,
+            **MOVES,
+            **INDEX,
+            **WINDOWS,
+            **CONTROL,
+            **ATTENTION,
+            **(rules or {}),
         }
         self.mixes: list[Mixes] = []
         self.born = dict(born or {})
         self.atmost = dict(atmost or {})
         self.watched = watched
-        self.bounds = Bounds({dim.name: dim.largest for dim in self.dims.values()}, empty=self.dims if self.born else ())
-        self.masks: dict[tuple[str, int], Mask] = {}
+        self.bounds = Bounds(
+            {dim.name: dim.largest for dim in self.dims.values()}, empty=self.dims if self.born else ()
+        )
+        self.put_back: dict[tuple[str, int], Mask] = {}
         self.unborn: dict[str, str] = {}
         self.unmasked: dict[str, bool] = {}
         self.lengths: dict[str, str] = {}
@@ -241,7 +252,9 @@ class Follower:
         times = factor.constant()
         if len(self.initializers) > 1 or times is None:
             raise Mixing(dim, "its windows reach into the padding, which is only masked outside of bodies")
-        self.masks[node.outputs[0], axis] = Mask(node.name, node.op_type, node.outputs[0], axis, rank, dim, times, fill)
+        self.put_back[node.outputs[0], axis] = Mask(
+            node.name, node.op_type, node.outputs[0], axis, rank, dim, times, fill
+        )
 
     def bear(self, name: str, value: Any) -> Any:
         """The size that bears a dimension, once it is made: from here on it is the padded one."""
@@ -261,11 +274,19 @@ class Follower:
 
     def marked(self) -> tuple[Any, ...]:
         """What a walk has found so far; `back_to` forgets what came after."""
-        return list(self.mixes), dict(self.unmasked), dict(self.lengths), dict(self.masks), self.ones, self.undecided, self.crossed
+        return (
+            list(self.mixes),
+            dict(self.unmasked),
+            dict(self.lengths),
+            dict(self.put_back),
+            self.ones,
+            self.undecided,
+            self.crossed,
+        )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
         """Forget what a walk found since `marked`."""
-        mixes, self.unmasked, self.lengths, self.masks, self.ones, self.undecided, self.crossed = mark
+        mixes, self.unmasked, self.lengths, self.put_back, self.ones, self.undecided, self.crossed = mark
         self.mixes[:] = mixes
 
     def positions(self, node: Node, tensor: Tensor) -> Tensor:
@@ -373,7 +394,11 @@ class Follower:
             for atom in axis:
                 if atom.dim is None or self.kind(atom.dim) == "batch" or atom.state.finite:
                     continue
-                if atom.state.kind == "masked" and np.isfinite(atom.state.value) and not 3e4 < -atom.state.value <= 65504:
+                if (
+                    atom.state.kind == "masked"
+                    and np.isfinite(atom.state.value)
+                    and not 3e4 < -atom.state.value <= 65504
+                ):
                     if abs(atom.state.value) < 1e38:
                         continue
                 why = "padding may make it NaN or infinite, which nonfinite= would take for an error of the data"

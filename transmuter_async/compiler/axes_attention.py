@@ -81,7 +81,9 @@ def heads(follower: Follower, value: Any, count: int) -> Tensor:
     if labels([axes[2]]):
         raise Mixing(min(labels([axes[2]])), "splits it into heads")
     size = size_of(axes[2]).divide(poly(count)) if count else None
-    return replace(tensor, axes=(axes[0], plain(count), axes[1], plain(follower.fresh("head") if size is None else size)))
+    return replace(
+        tensor, axes=(axes[0], plain(count), axes[1], plain(follower.fresh("head") if size is None else size))
+    )
 
 
 def joined_heads(axes: Sequence[Axis]) -> tuple[Axis, ...]:
@@ -201,7 +203,11 @@ def attention(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     """Q, K and V with three or four axes; a mask of truth values or to add; a past; lengths of what counts."""
     packed = len(follower.ranked(values[0])) == 3
     queries, groups = int(attribute(node, "q_num_heads", 0) or 0), int(attribute(node, "kv_num_heads", 0) or 0)
-    q, k, v = heads(follower, values[0], queries), heads(follower, values[1], groups), heads(follower, values[2], groups)
+    q, k, v = (
+        heads(follower, values[0], queries),
+        heads(follower, values[1], groups),
+        heads(follower, values[2], groups),
+    )
     past, lengths, mask = given(values, 4), given(values, 6), given(values, 3)
     present_k, present_v = cached(follower, past, k), cached(follower, given(values, 5), v)
     keys = follower.ranked(present_k)[2]
@@ -217,9 +223,7 @@ def attention(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     if lengths is not None:
         allowed.append(up_to_length(follower, lengths, keys))
     causal = bool(attribute(node, "is_causal", 0)) and past is None and lengths is None
-    y, scores = attend(
-        follower, q, present_k, present_v, added=added, allowed=allowed, causal=causal, zero_rows=True
-    )
+    y, scores = attend(follower, q, present_k, present_v, added=added, allowed=allowed, causal=causal, zero_rows=True)
     if packed:
         y = replace(y, axes=joined_heads(follower.ranked(y)))
     return results(node, y, present_k, present_v, scores)
@@ -244,7 +248,8 @@ def attention_with_projection(follower: Follower, node: Node, values: list[Any])
     hidden = size_of(follower.ranked(projected)[2]).divide(poly(3))
     widths = [poly(n) for n in sizes] if sizes else [follower.fresh("hidden") if hidden is None else hidden] * 3
     q, k, v = (
-        heads(follower, replace(projected, axes=(*follower.ranked(projected)[:2], plain(width))), count) for width in widths
+        heads(follower, replace(projected, axes=(*follower.ranked(projected)[:2], plain(width))), count)
+        for width in widths
     )
     past = given(values, 4)
     if past is not None:
@@ -317,7 +322,9 @@ def group_query_attention(follower: Follower, node: Node, values: list[Any]) -> 
         axes = follower.ranked(tensor)
         padded = follower.padded(axes)
         if padded is not None:
-            raise Mixing(padded, "writes keys into a cache whose length total_sequence_length tells, the padding with them")
+            raise Mixing(
+                padded, "writes keys into a cache whose length total_sequence_length tells, the padding with them"
+            )
         behind = labels(axes[1:]) or (index not in (0, 1, 2, 3, 4, 5, 9, 10, 16) and tensor.dims)
         if behind:
             raise Mixing(min(behind), "expects the rows of the batch on the first axis")
@@ -332,7 +339,9 @@ def group_query_attention(follower: Follower, node: Node, values: list[Any]) -> 
     head = follower.fresh("head") if size is None else size
     first = (Atom(rows[0].size, rows[0].dim),) if labels([rows]) else rows
     y = Tensor((first, length, plain(head * poly(count))), None, taint, True)
-    cache = Tensor((first, plain(groups), plain(follower.fresh("cache")), plain(follower.fresh("head"))), None, taint, True)
+    cache = Tensor(
+        (first, plain(groups), plain(follower.fresh("cache")), plain(follower.fresh("head"))), None, taint, True
+    )
     scores = Tensor((first, plain(count), length, plain(follower.fresh("keys"))), None, taint, True)
     return results(node, y, cache, cache, scores)
 
@@ -354,7 +363,9 @@ def embed_layer_normalization(follower: Follower, node: Node, values: list[Any])
         if len(axes[1]) > 1 or follower.kind(name) == "batch":
             raise Mixing(name, "takes a position for each of its elements")
         if rows is None or most is None or most > rows:
-            raise Mixing(name, f"takes that many of {rows} positions, so sizes above {rows} are not possible: say buckets")
+            raise Mixing(
+                name, f"takes that many of {rows} positions, so sizes above {rows} are not possible: say buckets"
+            )
     if segments is not None and segment_table is not None:
         total = follower.tensor(apply(follower, "Add", [total, looked_up(follower, segment_table, segments)]))
     small = replace(node, op_type="LayerNormalization", domain="", outputs=("out",))

@@ -77,7 +77,9 @@ def conditional(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
 
 def _branch(follower: Follower, graph: Graph) -> list[Any]:
     follower.run(graph)
-    return [follower.read(v.name) if v.name not in graph.initializers else graph.initializers[v.name] for v in graph.outputs]
+    return [
+        follower.read(v.name) if v.name not in graph.initializers else graph.initializers[v.name] for v in graph.outputs
+    ]
 
 
 def _either(follower: Follower, one: Any, other: Any) -> Any:
@@ -94,9 +96,12 @@ def _either(follower: Follower, one: Any, other: Any) -> Any:
         if labels([x, y]):
             if shape_key(x) != shape_key(y):
                 raise Undecided("its branches give different axes, and which one runs is not known")
-            axes.append(tuple(
-                p if p.dim is None else replace(p, state=joined([p.state, q.state])) for p, q in zip(x, y, strict=True)
-            ))
+            axes.append(
+                tuple(
+                    p if p.dim is None else replace(p, state=joined([p.state, q.state]))
+                    for p, q in zip(x, y, strict=True)
+                )
+            )
         else:
             axes.append(x if shape_key(x) == shape_key(y) else plain(follower.fresh("branch")))
     return Tensor(tuple(axes), None, taint, a.fed or b.fed)
@@ -150,10 +155,12 @@ def _widened(follower: Follower, one: Tensor, two: Tensor) -> Tensor:
         if labels([x, y]):
             if shape_key(x) != shape_key(y):
                 raise Mixing(min(labels([x, y])), "its body carries an axis that changes from trip to trip")
-            axes.append(tuple(
-                p if p.dim is None else replace(p, state=_either_state(p.state, q.state), level=p.level and q.level)
-                for p, q in zip(x, y, strict=True)
-            ))
+            axes.append(
+                tuple(
+                    p if p.dim is None else replace(p, state=_either_state(p.state, q.state), level=p.level and q.level)
+                    for p, q in zip(x, y, strict=True)
+                )
+            )
         elif shape_key(x) == shape_key(y):
             axes.append(x)
         else:

@@ -48,7 +48,9 @@ def judge_index(follower: Follower, index: Tensor, value: Any, axis: Axis) -> No
         if index.content is not None and index.content[0] == "iota" and size is not None:
             most = follower.dims[index.content[1]].largest
             if most is not None and most > size:
-                raise Mixing(index.content[1], f"looks up positions among {size}, so a bucket of {most} is not possible")
+                raise Mixing(
+                    index.content[1], f"looks up positions among {size}, so a bucket of {most} is not possible"
+                )
         return
     for held in index.axes or ():
         for atom in held:
@@ -61,7 +63,9 @@ def judge_index(follower: Follower, index: Tensor, value: Any, axis: Axis) -> No
             if state.kind != "constant":
                 raise Mixing(atom.dim, "looks up indices that padding computes, which may be out of range")
             if size is not None and not -size <= int(state.value) < size:
-                raise Mixing(atom.dim, f"looks up index {int(state.value)} of the padding among {size}; pad with another value")
+                raise Mixing(
+                    atom.dim, f"looks up index {int(state.value)} of the padding among {size}; pad with another value"
+                )
 
 
 @rule("Gather")
@@ -139,7 +143,10 @@ def gather_nd(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
             judge_index(follower, index, values[1], axis)
     out: list[Axis] = []
     for axis in places[:-1]:
-        atoms = [a if a.dim is None else Atom(a.size, a.dim, sources[a.dim][0].state if a.dim in sources else GARBAGE) for a in axis]
+        atoms = [
+            a if a.dim is None else Atom(a.size, a.dim, sources[a.dim][0].state if a.dim in sources else GARBAGE)
+            for a in axis
+        ]
         out.append(tuple(atoms))
     out.extend(axes[width:])
     return [Tensor(tuple(out), None, taint_of(follower.as_data(tensor), index), True)]

@@ -14,9 +14,22 @@ from transmuter_async.graph import Node, dtype_of
 
 __all__ = ["kind_of", "result_kind"]
 
-TRUTHS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"})
+TRUTHS = frozenset(
+    {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}
+)
 INTEGERS = frozenset(
-    {"Shape", "Size", "ArgMax", "ArgMin", "NonZero", "QuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"}
+    {
+        "Shape",
+        "Size",
+        "ArgMax",
+        "ArgMin",
+        "NonZero",
+        "QuantizeLinear",
+        "MatMulInteger",
+        "ConvInteger",
+        "QLinearMatMul",
+        "QLinearConv",
+    }
 )
 FLOATS = frozenset({"DequantizeLinear", "RandomNormal", "RandomUniform"})
 BY_INPUT = {"CastLike": 1, "Where": 1, "OneHot": 2, "EmbedLayerNormalization": 5}

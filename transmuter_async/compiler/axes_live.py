@@ -63,7 +63,11 @@ def live_after(node: Node, lives: Sequence[Live], evaluate: Callable[[Node, Sequ
         return UNKNOWN if found is None else point(found)
     if op in ("And", "Or"):
         settled = op == "Or"
-        return point(np.bool_(settled)) if any(k == "point" and bool(v[1]) == settled for k, v in zip(kinds, lives, strict=True)) else UNKNOWN
+        return (
+            point(np.bool_(settled))
+            if any(k == "point" and bool(v[1]) == settled for k, v in zip(kinds, lives, strict=True))
+            else UNKNOWN
+        )
     if op == "Equal" and sorted(kinds) == ["other", "point"]:
         other, known = sorted(lives, key=lambda live: live[0])
         return point(np.False_) if bool(other[1] == known[1]) else UNKNOWN
@@ -83,6 +87,8 @@ def live_after(node: Node, lives: Sequence[Live], evaluate: Callable[[Node, Sequ
     if op in ("Mul", "Div") and kinds[1 if op == "Div" else kinds.index("point") if "point" in kinds else 0] == "point":
         factor = bases[1 if op == "Div" else kinds.index("point")]
         factor = 1 / factor if op == "Div" and factor else factor
-        small = abs(factor) < LARGE_FACTOR and all(abs(b) < LARGE_FACTOR for b, k in zip(bases, kinds, strict=True) if k == "score")
+        small = abs(factor) < LARGE_FACTOR and all(
+            abs(b) < LARGE_FACTOR for b, k in zip(bases, kinds, strict=True) if k == "score"
+        )
         return SCORE if small else UNKNOWN
     return UNKNOWN

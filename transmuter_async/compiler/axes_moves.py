@@ -59,7 +59,9 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def keep(tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
     """The tensor with other axes, elements and what they mean unchanged."""
-    content = tensor.content if tensor.content is not None and tensor.content[0] in ("iota", "atmost", "number") else None
+    content = (
+        tensor.content if tensor.content is not None and tensor.content[0] in ("iota", "atmost", "number") else None
+    )
     return replace(tensor, axes=tuple(axes), content=content)
 
 
@@ -133,7 +135,12 @@ def _counted(follower: Follower, value: Any) -> list[Poly] | None:
     """Start, limit or step: integers, or floats that are whole."""
     if isinstance(value, Tensor) and value.content is not None and value.content[0] == "size":
         return [value.content[1]]
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size == 1 and float(value.reshape(())).is_integer():
+    if (
+        isinstance(value, np.ndarray)
+        and value.dtype.kind == "f"
+        and value.size == 1
+        and float(value.reshape(())).is_integer()
+    ):
         return [poly(int(value.reshape(())))]
     return follower.sizes(value)
 
@@ -158,7 +165,9 @@ def range_of(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
         return [Tensor(axes, None if dim is None else ("iota", dim), fed=False)]
     count = (limit - start).divide(delta) if delta.constant() else None
     if (start.symbols() | limit.symbols() | delta.symbols()) & follower.dims.keys():
-        raise Mixing(min((start.symbols() | limit.symbols() | delta.symbols()) & follower.dims.keys()), "counts from its end")
+        raise Mixing(
+            min((start.symbols() | limit.symbols() | delta.symbols()) & follower.dims.keys()), "counts from its end"
+        )
     return [Tensor((plain(follower.fresh("range") if count is None else count),), fed=False)]
 
 
@@ -397,7 +406,8 @@ def _same_axis(held: Sequence[Axis]) -> Axis:
     if any(shape_key(axis) != shape_key(marked[0]) for axis in held):
         raise Mixing(min(labels(marked)), "joins it with an axis that is not the same dimension")
     return tuple(
-        a if a.dim is None else replace(a, state=joined([axis[i].state for axis in held])) for i, a in enumerate(marked[0])
+        a if a.dim is None else replace(a, state=joined([axis[i].state for axis in held]))
+        for i, a in enumerate(marked[0])
     )
 
 
@@ -476,7 +486,9 @@ def _sliced(follower: Follower, axis: Axis, start: Poly, end: Poly, step: Poly) 
         most = follower.dims[name].largest
         if start == poly(0) and step == ONE and end == Poly.symbol(name) and size is not None:
             if most is None or most > size:
-                raise Mixing(name, f"takes that many of {size} elements, so sizes above {size} are not possible: say buckets")
+                raise Mixing(
+                    name, f"takes that many of {size} elements, so sizes above {size} are not possible: say buckets"
+                )
             return (Atom(end, name),)
         raise Mixing(name, "takes a part of an axis that depends on its size")
     if start.symbols() & follower.dims.keys():
@@ -530,7 +542,13 @@ def triangle(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     if len(values) > 1 and values[1] is not None and not isinstance(values[1], np.ndarray) and tensor.dims:
         raise Mixing(min(tensor.dims), "its diagonal depends on sizes")
     out = [tuple(a if a.dim is None else Atom(a.size, a.dim, loosened(a.state, 0.0)) for a in axis) for axis in axes]
-    diagonal = int(values[1].reshape(())) if len(values) > 1 and isinstance(values[1], np.ndarray) else 0 if len(values) < 2 or values[1] is None else None
+    diagonal = (
+        int(values[1].reshape(()))
+        if len(values) > 1 and isinstance(values[1], np.ndarray)
+        else 0
+        if len(values) < 2 or values[1] is None
+        else None
+    )
     upper = bool(attribute(node, "upper", 1))
     if diagonal is not None and (diagonal > 0 if upper else diagonal >= 0):  # the first column is out of it, or in it
         zero = (point(np.float32(0)),) * ONE_AND_OTHER

@@ -68,7 +68,11 @@ def reduced(follower: Follower, axis: Axis, op: str) -> None:
             "ArgMax": state.hidden(),
         }.get(op, False)
         if not neutral:
-            what = "divides by the padded length" if op == "ReduceMean" else "reduces over the padding, which no mask covers"
+            what = (
+                "divides by the padded length"
+                if op == "ReduceMean"
+                else "reduces over the padding, which no mask covers"
+            )
             raise Mixing(atom.dim, what)
         if op in ("ReduceMax", "ReduceLogSumExp", "ArgMax"):
             follower.rely_on(atom)
@@ -127,8 +131,6 @@ def _reduced_state(state: State) -> State:
     return GARBAGE if state.finite or state.kind == "masked" and np.isfinite(state.value) else WILD
 
 
-
-
 for _name in REDUCTIONS:
     NORMS["", "Reduce" + _name] = reduction
 
@@ -172,7 +174,11 @@ def softmax(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
                 continue
             if node.op_type == "Hardmax" or not atom.state.hidden():
                 weak = atom.state.kind == "masked"
-                why = f"the mask adds only {float(atom.state.value):g} to padding" if weak else "no mask covers the padding"
+                why = (
+                    f"the mask adds only {float(atom.state.value):g} to padding"
+                    if weak
+                    else "no mask covers the padding"
+                )
                 raise Mixing(atom.dim, f"normalises over it, and {why}")
             follower.rely_on(atom)
             zero = constant(np.float32(0)) if node.op_type == "Softmax" else State("masked", atom.state.value)

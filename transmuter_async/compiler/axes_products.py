@@ -53,7 +53,9 @@ def contract(follower: Follower, left: Axis, right: Axis) -> None:
         if a.dim is None:
             continue
         if not (a.state.is_constant(0) and b.state.finite) and not (b.state.is_constant(0) and a.state.finite):
-            raise Mixing(name, "sums over the padding, which no mask makes zero" if a.dim == name else "sums over padding")
+            raise Mixing(
+                name, "sums over the padding, which no mask makes zero" if a.dim == name else "sums over padding"
+            )
 
 
 def _kept(axis: Axis) -> Axis:

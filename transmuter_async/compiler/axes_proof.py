@@ -89,14 +89,18 @@ def prove(
         dtype = value.type.dtype
         state = constant(np.asarray(fill) if dtype is None or dtype.hasobject else np.asarray(fill).astype(dtype))
         truths = value.name in batching.mask or state.value.dtype.kind in "iub"
-        live = (point(np.ones((), state.value.dtype)), ("other", state.value.reshape(()))) if truths else (SCORE, UNKNOWN)
+        live = (
+            (point(np.ones((), state.value.dtype)), ("other", state.value.reshape(()))) if truths else (SCORE, UNKNOWN)
+        )
         state = replace(state, source=frozenset({value.name}), live=live)
         given: list[Any] = []
         for at, _ in enumerate(shape):
             dim = places.get(value.name, {}).get(at)
             if dim is not None:
                 atom = Atom(Poly.symbol(dim), dim)
-                given.append(atom if kinds[dim] == "batch" or state.value.dtype.hasobject else Atom(atom.size, dim, state))
+                given.append(
+                    atom if kinds[dim] == "batch" or state.value.dtype.hasobject else Atom(atom.size, dim, state)
+                )
             else:
                 size = None if shapes is None or value.name not in shapes else shapes[value.name][at]
                 given.append(None if size is None else Poly({(): size}))
@@ -116,7 +120,7 @@ def prove(
         outputs,
         dict(follower.lengths),
         follower.ones,
-        tuple(follower.masks.values()),
+        tuple(follower.put_back.values()),
         dict(follower.unborn),
     )
 

@@ -56,7 +56,12 @@ def find_born(graph: Graph, name: str) -> Born | None:
     inputs = {value.name: value for value in graph.inputs}
     if name in inputs:
         held = inputs[name].type
-        fits = isinstance(held, TensorType) and held.dtype is not None and held.dtype.kind in "iu" and held.shape in ((), (1,))
+        fits = (
+            isinstance(held, TensorType)
+            and held.dtype is not None
+            and held.dtype.kind in "iu"
+            and held.shape in ((), (1,))
+        )
         return Born(name, name, True) if fits else None
     for node in graph.nodes:
         if name in node.outputs:

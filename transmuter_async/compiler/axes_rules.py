@@ -44,7 +44,20 @@ from transmuter_async.compiler.axes_spans import (
 from transmuter_async.compiler.sizes import Poly, Sizes
 from transmuter_async.graph import Node, dtype_of
 
-__all__ = ["RULES", "aligned", "attribute", "axes_of", "blurred", "combined", "joined", "loosened", "product_state", "shape_key", "taint_of", "unsure"]
+__all__ = [
+    "RULES",
+    "aligned",
+    "attribute",
+    "axes_of",
+    "blurred",
+    "combined",
+    "joined",
+    "loosened",
+    "product_state",
+    "shape_key",
+    "taint_of",
+    "unsure",
+]
 
 RULES: dict[tuple[str, str], Rule] = {}
 
@@ -193,7 +206,9 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     axes = combined(follower, [tensor.axes or () for tensor in tensors], combine)
     content: Any = None
     taint = taint_of(*tensors)
-    if node.op_type == "Identity" or (node.op_type == "Cast" and originals[0].content and originals[0].content[0] != "isnan"):
+    if node.op_type == "Identity" or (
+        node.op_type == "Cast" and originals[0].content and originals[0].content[0] != "isnan"
+    ):
         content, taint = originals[0].content, originals[0].taint
         if content is not None and content[0] in ("atmost", "number") and _narrows(node):
             content = None
@@ -204,7 +219,9 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
     elif node.op_type == "GreaterOrEqual" and originals[0].content is not None and originals[0].content[0] == "iota":
         if scalars[1] is not None and scalars[1] <= 0:  # an index is never below zero: true everywhere
             true = constant(np.True_)
-            axes = tuple(tuple(a if a.dim is None else replace(a, state=true, level=True) for a in axis) for axis in axes)
+            axes = tuple(
+                tuple(a if a.dim is None else replace(a, state=true, level=True) for a in axis) for axis in axes
+            )
             taint = None
     return [Tensor(axes, content, taint, any(tensor.fed for tensor in tensors))]
 
@@ -220,7 +237,11 @@ def _as_float(follower: Follower, node: Node, sizes: Sizes) -> tuple[Any, ...] |
     """A size as a float, which is exact where no float rounds it: a Range may count up to it."""
     to = dtype_of(int(attribute(node, "to", 1)))
     most = follower.bounds.span(sizes.values.reshape(-1)[0])[1] if sizes.values.size == 1 else math.inf
-    return ("size", sizes.values.reshape(-1)[0]) if kind_of_dtype(to) == "f" and to.itemsize >= 4 and most < 1 << 24 else None
+    return (
+        ("size", sizes.values.reshape(-1)[0])
+        if kind_of_dtype(to) == "f" and to.itemsize >= 4 and most < 1 << 24
+        else None
+    )
 
 
 def _narrows(node: Node) -> bool:
@@ -243,10 +264,19 @@ def _live(
             lives.append(state.live[at])
         else:
             lives.append(SCORE if tensor.kind == "f" else UNKNOWN)
-    first, second = (tensor.content is not None and tensor.content[0] == "iota" for tensor in originals[:2]) if len(originals) == 2 else (False, False)
+    first, second = (
+        (tensor.content is not None and tensor.content[0] == "iota" for tensor in originals[:2])
+        if len(originals) == 2
+        else (False, False)
+    )
     if first != second or (first and second):  # the first place of one axis against any of another
         zeros = [live[0] == "point" and live[1] <= 0 for live in lives]
-        truth = {"LessOrEqual": (True, None), "Greater": (False, None), "GreaterOrEqual": (None, True), "Less": (None, False)}
+        truth = {
+            "LessOrEqual": (True, None),
+            "Greater": (False, None),
+            "GreaterOrEqual": (None, True),
+            "Less": (None, False),
+        }
         for side, (zero, other) in enumerate(((zeros[0], second), (zeros[1], first))):
             known = truth.get(node.op_type, (None, None))[side]
             if zero and other and lives[1 - side][0] != "point" and known is not None:
@@ -264,9 +294,7 @@ def _range(value: Any) -> Span:
     return span_of_array(value) if isinstance(value, np.ndarray) and value.size <= LARGE else EVERYTHING
 
 
-def _defined(
-    follower: Follower, node: Node, states: list[State | None], spans: list[Span], kinds: list[str]
-) -> State:
+def _defined(follower: Follower, node: Node, states: list[State | None], spans: list[Span], kinds: list[str]) -> State:
     """Wild where the operator may leave its domain on padding; refused where it would raise there."""
     if follower.kind(follower.along) == "batch" or not undefined(node, spans, kinds):
         return GARBAGE  # spare rows repeat a true one
@@ -301,11 +329,20 @@ def _against_length(follower: Follower, node: Node, originals: list[Tensor]) -> 
     for at, (content, other) in enumerate((contents, contents[::-1])):
         if content[0] != "iota" or follower.kind(content[1]) == "batch":
             continue
-        if other[0] == "number" and content[1] not in follower.born.values() and follower.lengths.get(other[1], content[1]) == content[1]:
+        if (
+            other[0] == "number"
+            and content[1] not in follower.born.values()
+            and follower.lengths.get(other[1], content[1]) == content[1]
+        ):
             other = ("atmost", content[1], other[1])
         if other[0] == "atmost" and content[1] == other[1]:
             # index >= size >= length
-            truth = {"Less": (False, None), "GreaterOrEqual": (True, None), "Greater": (None, False), "LessOrEqual": (None, True)}
+            truth = {
+                "Less": (False, None),
+                "GreaterOrEqual": (True, None),
+                "Greater": (None, False),
+                "LessOrEqual": (None, True),
+            }
             known = truth.get(node.op_type, (None, None))[at]
             if known is None:
                 return None
@@ -359,7 +396,11 @@ def _combine(
     if op == "Div" and len(states) == 2:
         if states[1] is not None and states[1].kind == "wild":
             return WILD
-        if states[0] is not None and states[0].is_constant(0) and (states[1] is None or not may_be_zero(states[1].span)):
+        if (
+            states[0] is not None
+            and states[0].is_constant(0)
+            and (states[1] is None or not may_be_zero(states[1].span))
+        ):
             return states[0]
     if op in _TRUTHS or (op == "Cast" and int(attribute(node, "to", 1)) == 9):
         return GARBAGE

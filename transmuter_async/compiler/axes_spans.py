@@ -25,7 +25,9 @@ SMALL = 1e-6
 
 BOUNDED: dict[str, Span] = {
     **dict.fromkeys(("Sigmoid", "HardSigmoid", "IsNaN", "IsInf"), (0.0, 1.0)),
-    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor"), (0.0, 1.0)),
+    **dict.fromkeys(
+        ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor"), (0.0, 1.0)
+    ),
     **dict.fromkeys(("Tanh", "Erf", "Sin", "Cos", "Sign", "Softsign"), (-1.0, 1.0)),
     **dict.fromkeys(("Relu", "Exp", "Sqrt", "Softplus", "ThresholdedRelu"), (0.0, math.inf)),
 }

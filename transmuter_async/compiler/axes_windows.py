@@ -129,7 +129,9 @@ def _along(node: Node, axis: Axis, at: int, kernel: Sequence[int | None]) -> tup
         if auto.startswith("SAME"):
             before = max(0, reach + 1 + extra - stride)  # at most
         elif reach + 1 + extra - before - after != stride:
-            raise Mixing(dim, f"makes of n elements not n times {stride} (pads {before} and {after}, width {reach + 1})")
+            raise Mixing(
+                dim, f"makes of n elements not n times {stride} (pads {before} and {after}, width {reach + 1})"
+            )
         return _resized(axis, factor * stride), before > 0
     missing = reach + 1 - before - after  # how far the windows stay behind the elements
     if auto.startswith("SAME"):

@@ -218,7 +218,9 @@ class Plan:
         buckets = dict(self.batching.buckets)
         return padded, Cut(proof, sizes, targets, made=tuple((*each, buckets[each[0]]) for each in made))
 
-    def _with_sizes(self, values: dict[str, Any], sizes: Mapping[str, int], targets: Mapping[str, int]) -> dict[str, Any]:
+    def _with_sizes(
+        self, values: dict[str, Any], sizes: Mapping[str, int], targets: Mapping[str, int]
+    ) -> dict[str, Any]:
         """What the padded graph reads beside its inputs: true sizes of dimensions. Sizes that the caller gives are padded."""
         given = {each.dim: each.tensor for each in self.born if each.given}
         for dim in {mask.dim for mask in self.proof.masks} & sizes.keys():
@@ -264,7 +266,9 @@ class Plan:
         sizes = self.sizes(inputs, split=True)
         if not self._lengths_fit(proof, inputs, sizes):
             told = ", ".join(f"{name!r}: at most {sizes.get(dim)}" for name, dim in sorted(proof.lengths.items()))
-            raise InputError(f"lengths speak of more than there is, and a mask is made of them; they fit up to ({told})")
+            raise InputError(
+                f"lengths speak of more than there is, and a mask is made of them; they fit up to ({told})"
+            )
         return proof
 
     def fill(self, name: str) -> Any:
@@ -286,7 +290,12 @@ class Plan:
                 key = (tuple(sorted(free.items())), tuple((n, v.item()) for n, v in sorted(known.items())))
                 proof = self._prove(key, free, known)
         late = tuple(
-            Mixes(mask.node, mask.op_type, mask.dim, "its windows reach into the padding, which shows at this call's sizes only")
+            Mixes(
+                mask.node,
+                mask.op_type,
+                mask.dim,
+                "its windows reach into the padding, which shows at this call's sizes only",
+            )
             for mask in proof.masks
             if mask not in self.proof.masks
         )
@@ -305,7 +314,14 @@ class Plan:
             proof = self._proofs.get(key)
         if proof is None:
             proof = prove(
-                self.graph, self.dims, self.places, self.batching, self.born, watched=self.watched, shapes=shapes, values=values
+                self.graph,
+                self.dims,
+                self.places,
+                self.batching,
+                self.born,
+                watched=self.watched,
+                shapes=shapes,
+                values=values,
             )
             with self._lock:
                 if len(self._proofs) >= KEPT:
@@ -492,7 +508,9 @@ def _candidates(graph: Graph) -> str:
     """Integers inside of the graph that may bear a dimension."""
     limits = [node.inputs[1] for node in graph.nodes if node.op_type == "Range" and not node.domain]
     made = [name for name in dict.fromkeys(limits) if name not in graph.initializers]
-    return f"Limits of its Range nodes are {made[:8]}" if made else "No Range counts up to a size made inside of the graph"
+    return (
+        f"Limits of its Range nodes are {made[:8]}" if made else "No Range counts up to a size made inside of the graph"
+    )
 
 
 def _refused(mixes: Sequence[Mixes]) -> BatchingRefused:
