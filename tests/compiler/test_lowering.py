@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.compiler.support import Session, assert_same, by_onnxruntime, node, proto
+from tests.compiler.support import Session, assert_same, by_onnxruntime, graph, node, proto
 from transmuter_async.compiler import Options, SegmentReady, explain, to_jax
 from transmuter_async.graph import read_model
 from transmuter_async.operators import LOWERINGS, known, lowerings_for
@@ -323,6 +323,34 @@ def test_integer_products_with_known_weights_are_exact(rows, zero):
     for chosen in ({}, {"fold_bytes": 0}):
         (found,) = Session(made, **chosen)({"x": x}).values()
         np.testing.assert_array_equal(found, x.astype(np.int32) @ shifted)
+
+
+def test_weights_of_branches_are_folded():
+    """What a branch computes from weights alone, its own and those around it, is computed once, on the host."""
+    own, around = random(60, 300, seed=1), random(300, 300, seed=2)
+
+    def branch(scale):
+        nodes = [
+            node("Transpose", ["w"], ["turned"], perm=[1, 0]),
+            node("MatMul", ["around", "turned"], ["both"]),
+            node("MatMul", ["x", "both"], ["out"]),
+        ]
+        return graph(nodes, [], ["out:float[2,60]"], {"w": scale * own})
+
+    made = proto(
+        [node("If", ["on"], ["y"], then_branch=branch(1), else_branch=branch(np.float32(0.5)))],
+        ["x:float[2,300]", "on:bool[]"],
+        ["y:float[2,60]"],
+        {"around": around},
+    )
+    session = Session(made)
+    for on in (True, False):
+        inputs = {"x": random(2, 300, seed=3), "on": np.array(on)}
+        assert_same(session(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=1e-3)
+    (condition,) = session.prepared.graph.nodes
+    for body in condition.subgraphs():
+        assert [each.op_type for each in body.nodes] == ["MatMul"]
+        assert list(body.initializers) == ["both"]
 
 
 def test_chosen_by_platform_and_by_optimize():

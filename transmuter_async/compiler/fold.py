@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ __all__ = ["fold_constants"]
 
 
 def fold_constants(graph: Graph, *, budget: int, keep: frozenset[str] = frozenset()) -> Graph:
-    """Replace nodes of the top-level graph whose inputs are all known by initializers.
+    """Replace nodes whose inputs are all known by initializers, in the graph and in the bodies of its control flow.
 
     A node is left alone where it is random, carries subgraphs, is about strings or sequences, or refuses its inputs
     (the error belongs to the call that reaches it). Weights that no node needs any more are dropped.
@@ -28,13 +29,18 @@ def fold_constants(graph: Graph, *, budget: int, keep: frozenset[str] = frozense
         budget: Bytes by which the initializers may grow in all.
         keep: Names that must stay defined (the outputs).
     """
-    known = dict(graph.initializers)
+    folded, _ = _folded(graph, {}, budget, keep)
+    return folded
+
+
+def _folded(graph: Graph, around: Mapping[str, np.ndarray], room: int, keep: frozenset[str]) -> tuple[Graph, int]:
+    """The graph folded, and the bytes that are left. `around`: known values of the graphs around it."""
+    known = {**around, **graph.initializers}
     uses = Counter(keep)
     for node in graph.nodes:
         uses.update(_reads(node))
     computed: dict[str, np.ndarray] = {}
     left: list[Node] = []
-    room = budget
     for node in graph.nodes:
         outputs = _fold_node(node, known, room)
         if outputs is None:
@@ -45,13 +51,24 @@ def fold_constants(graph: Graph, *, budget: int, keep: frozenset[str] = frozense
         room -= sum(array.nbytes for name, array in outputs.items() if uses[name])
         for name in _reads(node):  # what nobody reads any more gives its room back
             uses[name] -= 1
-            if not uses[name]:
+            if not uses[name] and name not in around:
                 room += known[name].nbytes
-    if not computed:
-        return graph
+    changed = bool(computed)
+    for index, node in enumerate(left):
+        if not any(True for _ in node.subgraphs()):
+            continue
+        attributes = dict(node.attributes)
+        for name, value in node.attributes.items():
+            if isinstance(value, Graph):
+                outputs_of_body = frozenset(output.name for output in value.outputs)
+                attributes[name], room = _folded(value, known, room, outputs_of_body)
+                changed = changed or attributes[name] is not value
+        left[index] = replace(node, attributes=attributes)
+    if not changed:
+        return graph, room
     used = set(keep).union(*map(_reads, left))
     initializers = {name: array for name, array in (dict(graph.initializers) | computed).items() if name in used}
-    return replace(graph, nodes=tuple(left), initializers=initializers)
+    return replace(graph, nodes=tuple(left), initializers=initializers), room
 
 
 def _reads(node: Node) -> set[str]:
