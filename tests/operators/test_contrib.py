@@ -725,12 +725,13 @@ def test_every_operator_of_the_domain_is_tested() -> None:
     """A definition without examples is found here, whichever of the files it belongs to."""
     from tests.operators import (
         test_contrib_attention,
+        test_contrib_paged,
         test_contrib_quantized,
         test_contrib_search_examples,
         test_contrib_state,
     )
 
-    modules = (test_contrib_attention, test_contrib_quantized, test_contrib_state)
+    modules = (test_contrib_attention, test_contrib_paged, test_contrib_quantized, test_contrib_state)
     tested = set(CASES).union(*(module.CASES for module in modules)) | set(test_contrib_search_examples.CASES)
     ours = {o.name for o in supported() if o.domain == "com.microsoft"}
     assert ours - tested == set()
