@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from transmuter_async.actors import Compiled, ModelActor
+from transmuter_async.actors import ActorStatistics, Compiled, ModelActor
 from transmuter_async.bridge import Waker, current_loop
 from transmuter_async.compiler import (
     CacheEvict,
@@ -268,6 +268,14 @@ async def fake_model(
             compiler.computes.open()
             actor.stop()
     assert actor.state == "stopped"
+
+
+async def quiet(compiled: Compiled) -> ActorStatistics:
+    """The counts when no thread has a call any more: one that was left holds its slot until its thread is done."""
+    with anyio.fail_after(10):
+        while (statistics := await compiled.statistics()).running:
+            pass
+    return statistics
 
 
 def own_threads() -> list[str]:
