@@ -418,7 +418,9 @@ async def test_a_thread_may_call_and_the_loop_may_not() -> None:
 async def test_a_timeout_may_be_as_long_as_one_likes(timeout: float) -> None:
     async with fake_model() as (compiled, _):
         assert await compiled.run({"x": 1}, timeout=timeout) == {"y": 101}
-        assert await anyio.to_thread.run_sync(lambda: compiled.call_from_thread({"x": 2}, timeout=timeout)) == {"y": 102}
+        assert await anyio.to_thread.run_sync(lambda: compiled.call_from_thread({"x": 2}, timeout=timeout)) == {
+            "y": 102
+        }
 
 
 def test_a_thread_does_not_wait_for_a_loop_that_has_ended() -> None:
