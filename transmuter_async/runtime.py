@@ -47,7 +47,7 @@ from transmuter_async.hub import (
     Variant,
     parse_reference,
 )
-from transmuter_async.serving import ServingActor, ServingOptions, Starting, close_servings
+from transmuter_async.serving import ServingActor, ServingOptions, Starting, close_servings, start_serving
 from transmuter_async.sources import folder, is_repository, kept_small, read_fetched, read_local, stem, told
 from transmuter_async.telemetry import Telemetry
 
@@ -550,25 +550,7 @@ class Runtime:
                 raise MisuseError(f"there is an actor named {name!r} in this runtime already; close it, or take another name")
             number += 1
             found = f"{compiled.name}-serving-{number}"
-        actor = self._servings[found] = ServingActor(found, self.telemetry, compiled, options)
-
-        async def serve() -> None:
-            try:
-                await actor.serve()
-            finally:
-                self._servings.pop(found, None)
-
-        group.start_soon(serve, name=f"serving {found}")
-        try:
-            await actor.ready.wait()
-        except Exception:  # it could not start, and ends by itself
-            await actor.wait_stopped()
-            self._servings.pop(found, None)
-            raise
-        except BaseException:
-            actor.stop()
-            raise
-        return actor
+        return await start_serving(group, self.telemetry, self._servings, compiled, options, found)
 
     # Telling.
 

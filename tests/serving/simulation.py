@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from transmuter_async.serving.scheduler import Batch, Limits, Request, Scheduler
+from transmuter_async.serving.decisions import Batch, Limits, Request
+from transmuter_async.serving.scheduler import Scheduler
 
 MS = 1_000_000
 NEVER = 1 << 62

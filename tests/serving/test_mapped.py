@@ -74,7 +74,7 @@ async def serving_known(serving: Any, model: Any) -> None:
     """Its programs for short rows are compiled; others are not."""
     actor = serving._actor
     for size in (1, 2, 4):
-        actor._known.add((actor.rows.admit(row(0, 4)).key, size))
+        actor.known.add((actor.rows.admit(row(0, 4)).key, size))
 
 
 async def test_a_slow_reader_holds_the_source_back(ready: Any) -> None:

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from tests.serving.simulation import MS, Simulation, limits, traffic
-from transmuter_async.serving.scheduler import BREAKER_FIRST, PATIENCE, Limits
+from transmuter_async.serving.decisions import Limits
+from transmuter_async.serving.scheduler import BREAKER_FIRST, PATIENCE
 
 
 def shown(simulation: Simulation) -> list[list[tuple[int, int, int]]]:

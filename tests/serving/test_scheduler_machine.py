@@ -18,7 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from transmuter_async.serving.scheduler import BREAKER_LONGEST, Batch, Limits, Request, Scheduler
+from transmuter_async.serving.decisions import Batch, Limits, Request
+from transmuter_async.serving.scheduler import BREAKER_LONGEST, Scheduler
 
 KEYS = {"short": 4, "long": 16}
 

@@ -20,7 +20,6 @@ from anyio.abc import TaskGroup
 from transmuter_async.actors import Actor, AnyReply, Compiled, Threads, again
 from transmuter_async.errors import (
     ActorStopped,
-    BatchingRefused,
     CircuitOpen,
     DeadlineExceeded,
     IndexOutOfRange,
@@ -32,9 +31,10 @@ from transmuter_async.errors import (
     TransmuterError,
 )
 from transmuter_async.serving import trial
+from transmuter_async.serving.decisions import Batch, Limits, Request
 from transmuter_async.serving.records import ServingOptions, ServingStatistics
 from transmuter_async.serving.rows import INLINE_BYTES, Item, Piece, Rows, allowed_sizes, plan_rows
-from transmuter_async.serving.scheduler import Batch, Limits, Request, Scheduler
+from transmuter_async.serving.scheduler import Scheduler
 from transmuter_async.telemetry import Telemetry
 
 __all__ = ["ServingActor"]
@@ -90,6 +90,8 @@ class ServingActor(Actor):
     Attributes:
         clock: Tells the time in nanoseconds.
         is_ready: Whether a `warm` has succeeded.
+        warm_failure: What the last `warm` failed with, in words.
+        known: Programs that are compiled, by queue and rows.
         refusal: Why nothing is answered any more: a trial has failed.
     """
 
@@ -102,7 +104,7 @@ class ServingActor(Actor):
         self.clock: Callable[[], int] = time.monotonic_ns
         self.is_ready = False
         self.refusal: TransmuterError | None = None
-        self._warm_failure: str | None = None
+        self.warm_failure: str | None = None
         self._generation = 0
         self._rows: Rows | None = None
         self._limits: Limits | None = None
@@ -114,7 +116,7 @@ class ServingActor(Actor):
         self._tickets: dict[int, Ticket] = {}
         self._runs: dict[int, _Run] = {}
         self._ended = anyio.Event()
-        self._known: set[Hashable] = set()
+        self.known: set[Hashable] = set()
         self._model_gone: BaseException | None = None
         self._elements = [0.0, 0.0]
         names = ("requests", "rows", "answered", "failed", "cancelled", "expired", "rejected", "batches", "batch_rows")
@@ -157,8 +159,8 @@ class ServingActor(Actor):
         self._threads = Threads(self.loop, f"{self.name}-rows", 1, crashed=self.crash)
         if self._rows is None:
             self._rows, self._limits = await self._threads.run(self._planned)
-            self._scheduler = Scheduler(self._limits)
-        self._known.clear()
+            self._scheduler = Scheduler(self.limits)
+        self.known.clear()
         self.checkpoint()
 
     def _planned(self) -> tuple[Rows, Limits]:
@@ -436,7 +438,7 @@ class ServingActor(Actor):
             padding = rows.padding(pieces, program)
             span.measurements.update(size=count, padding=padding, queue_depth=batch.depth, oldest_wait=batch.oldest)
             large = rows.bytes(pieces, program) > INLINE_BYTES
-            inputs = await self._work(large, rows.build, pieces, program)
+            inputs = await self.in_thread(large, rows.build, pieces, program)
             await self._compiling(run, inputs, program)
             outputs = await self.compiled.run(inputs, copy=False)
             self._counts["batches"] += 1
@@ -445,10 +447,11 @@ class ServingActor(Actor):
             self._elements[0] += padding * elements
             self._elements[1] += elements
             large = sum(getattr(value, "nbytes", 0) for value in outputs.values()) > INLINE_BYTES
-            answers: Sequence[Mapping[str, Any]] = await self._work(large, rows.cut, outputs, pieces, program)
+            answers: Sequence[Mapping[str, Any]] = await self.in_thread(large, rows.cut, outputs, pieces, program)
             return answers
 
-    async def _work(self, threaded: bool, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def in_thread(self, threaded: bool, work: Callable[..., Any], *arguments: Any) -> Any:
+        """`work(*arguments)`: here on the loop, or where it takes time in the serving's thread."""
         if not threaded or self._threads is None:
             return work(*arguments)
         return await self._threads.run(work, *arguments)
@@ -459,7 +462,7 @@ class ServingActor(Actor):
         key: Hashable = (run.item.key, program)
         if run.item.alone:
             key = tuple((name, getattr(value, "shape", None)) for name, value in inputs.items())
-        if key in self._known or options.compiler == "eager" or options.cold == "interpret":
+        if key in self.known or options.compiler == "eager" or options.cold == "interpret":
             return
         assert self._scheduler is not None
         scheduler, batch = self._scheduler, run.batch
@@ -481,9 +484,9 @@ class ServingActor(Actor):
                 raise problem
         if run.item.alone or self.compiled.graph_break is not False:  # then it compiles on the way, too
             scheduler.first(batch.id, self.clock())
-        if len(self._known) >= KNOWN:
-            self._known.clear()
-        self._known.add(key)
+        if len(self.known) >= KNOWN:
+            self.known.clear()
+        self.known.add(key)
 
     async def _finish(
         self, run: _Run, outcomes: list[bool | None], answers: list[Answer], errors: list[Exception | None]
@@ -515,7 +518,7 @@ class ServingActor(Actor):
             ticket = self._tickets[number]
             held = sum(getattr(value, "nbytes", 0) for _, _, part in ticket.parts for value in part.values())
             large = len(ticket.parts) > 1 and held > INLINE_BYTES
-            outputs = await self._work(large, self.rows.rejoin, ticket.item, ticket.parts)
+            outputs = await self.in_thread(large, self.rows.rejoin, ticket.item, ticket.parts)
             if self._tickets.pop(number, None) is not None:
                 self._counts["answered"] += 1
                 ticket.reply.settle(outputs, None)
@@ -535,60 +538,7 @@ class ServingActor(Actor):
                 {**self.metadata, "reason": type(error).__name__},
             )
 
-    # Warming up.
-
-    async def warm(self, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Compile all programs, and try a batch of each bucket against its rows.
-
-        Raises:
-            InputError: Inputs can't be made up; a sample is needed.
-            BatchingRefused: The trial found an output that depends on its batch. Nothing is answered from then on.
-            CompileError: XLA refused a program.
-            ActorStopped: The serving has ended.
-        """
-        self.check_place()
-        if self.state != "running" or self._threads is None:
-            raise self.stopped_error()
-        self.is_ready, self._warm_failure = False, None
-        try:
-            found = [
-                bucket for sample in samples or (None,) for bucket in await self._threads.run(self._buckets, sample)
-            ]
-            prepared = self.compiled._prepared.options
-            if prepared.compiler != "eager":
-                signatures = [trial.specs(bucket, self.rows, size) for bucket in found for size in bucket.sizes]
-                await self.compiled.warm(signatures)
-            if not self.rows.plan.batching.allow_mixing:
-                for bucket in found:
-                    await self._try(bucket)
-            self._known.update((bucket.items[0].key, size) for bucket in found for size in bucket.sizes)
-        except BaseException as error:
-            self._warm_failure = f"{type(error).__name__}: {error}"
-            raise
-        self.is_ready = True
-
-    def _buckets(self, sample: Mapping[str, Any] | None) -> list[trial.Bucket]:
-        return list(trial.buckets(self.compiled._prepared, self.rows, self.limits, sample))
-
-    async def _try(self, bucket: trial.Bucket) -> None:
-        items = bucket.items
-        alone = [(await self._once([item]))[0] for item in items]
-        try:
-            if len(items) > 1:
-                trial.compare(alone, await self._once(items), f"of a batch of {len(items)}")
-            if bucket.longer is not None:
-                sizes = bucket.longer.targets
-                trial.compare(alone[:1], await self._once([bucket.longer]), f"padded to {dict(sizes)}")
-        except BatchingRefused as error:
-            self.refusal = error
-            raise
-
-    async def _once(self, items: Sequence[Item]) -> list[dict[str, Any]]:
-        pieces = [Piece(item, 0, 1) for item in items]
-        program = self.limits.program(len(items))
-        inputs = await self._work(True, self.rows.build, pieces, program)
-        outputs = await self.compiled.run(inputs, copy=False, seed=0)
-        return await self._work(True, self.rows.cut, outputs, pieces, program)  # type: ignore[no-any-return]
+    # Telling.
 
     def statistics(self) -> ServingStatistics:
         """Counts up to now."""
@@ -602,7 +552,7 @@ class ServingActor(Actor):
             name=self.name,
             state=self.state,
             ready=self.is_ready,
-            warm_failure=self._warm_failure,
+            warm_failure=self.warm_failure,
             batch=self.rows.batch,
             batch_sizes=limits.batch_sizes,
             concurrency=limits.concurrency,

@@ -8,14 +8,17 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from transmuter_async.actors import Reply
+from transmuter_async.actors import Compiled, Reply
 from transmuter_async.serving.actor import ServingActor, Ticket
 from transmuter_async.serving.mapped import Mapped
-from transmuter_async.serving.records import ServingStatistics
+from transmuter_async.serving.records import ServingOptions, ServingStatistics
+from transmuter_async.serving.warming import warm as warm_up
+from transmuter_async.telemetry import Telemetry
 
-__all__ = ["GRACE", "Serving", "Starting", "close_servings"]
+__all__ = ["GRACE", "Serving", "Starting", "close_servings", "start_serving"]
 
 GRACE = 10.0
 """Seconds that closing may take by default."""
@@ -170,7 +173,7 @@ class Serving:
             CompileError: XLA refused a program.
             ActorStopped: The serving has ended.
         """
-        await self._actor.warm(samples)
+        await warm_up(self._actor, samples)
 
     async def statistics(self) -> ServingStatistics:
         """Counts of requests, rows and batches, and what waits now."""
@@ -212,6 +215,48 @@ async def close_servings(actors: Iterable[ServingActor], *, drain: bool = False,
     for actor in actors:
         actor.stop()
         await actor.wait_stopped()
+
+
+async def start_serving(
+    group: TaskGroup,
+    telemetry: Telemetry,
+    servings: dict[str, ServingActor],
+    compiled: Compiled,
+    options: ServingOptions,
+    name: str,
+) -> ServingActor:
+    """Start the actor of a serving in a task group, and wait until it takes requests.
+
+    Args:
+        group: In which it runs.
+        telemetry: The bus.
+        servings: Where it stands under its name as long as it lives.
+        compiled: The model.
+        options: As asked for.
+        name: Of the serving.
+
+    Raises:
+        TransmuterError: Why it could not start; see `Runtime.serve`.
+    """
+    actor = servings[name] = ServingActor(name, telemetry, compiled, options)
+
+    async def serve() -> None:
+        try:
+            await actor.serve()
+        finally:
+            servings.pop(name, None)
+
+    group.start_soon(serve, name=f"serving {name}")
+    try:
+        await actor.ready.wait()
+    except Exception:  # it could not start, and ends by itself
+        await actor.wait_stopped()
+        servings.pop(name, None)
+        raise
+    except BaseException:
+        actor.stop()
+        raise
+    return actor
 
 
 class Starting:

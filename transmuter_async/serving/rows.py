@@ -18,7 +18,7 @@ import numpy as np
 from transmuter_async.compiler import Batching, Cut, Plan, Prepared, Proof, describe_type, plan_batching
 from transmuter_async.errors import BatchingRefused, InputError
 from transmuter_async.graph import Graph, TensorType, aligned_empty
-from transmuter_async.serving.scheduler import Limits
+from transmuter_async.serving.decisions import Limits
 
 __all__ = ["Item", "Piece", "Rows", "allowed_sizes", "plan_rows"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from transmuter_async.compiler import Prepared, Spec, describe_type
 from transmuter_async.errors import BatchingRefused, InputError
 from transmuter_async.graph import TensorType, Value
+from transmuter_async.serving.decisions import Limits
 from transmuter_async.serving.rows import Item, Piece, Rows, bucket_sizes, needs_true_size
-from transmuter_async.serving.scheduler import Limits
 
 __all__ = ["Bucket", "buckets", "compare", "specs"]
 
