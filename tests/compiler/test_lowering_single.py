@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.compiler.support import node, proto
-from tests.compiler.test_lowering import check, dims, random
+from tests.compiler.test_lowering import ALL, check, dims, forms, random
 from transmuter_async.compiler import to_jax
 from transmuter_async.graph import read_model
 from transmuter_async.operators import known
@@ -75,3 +75,60 @@ def same_gradients(made, inputs):
     for ours, plain in zip(found[1], found[0], strict=True):
         scale = max(1.0, float(abs(np.asarray(plain)).max()))
         np.testing.assert_allclose(ours, plain, rtol=1e-3, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("count", [3, 20, 37])
+@pytest.mark.parametrize("dtype", ["float", "float16", "int32", "uint8", "int8", "int64", "double"])
+def test_top_k_of_much_of_a_row(dtype, count, largest):
+    """Equal values by lower index, both zeros equal, infinities, numbers at the ends of the dtype."""
+    numpy = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    rng = np.random.default_rng(count)
+    x = rng.integers(-3 if dtype[0] != "u" else 0, 4, (2, 37, 3)).astype(numpy)
+    if dtype[0] in "fd":
+        x[0, 5:9, 0] = [-0.0, 0.0, np.inf, -np.inf]
+        x[:, ::4] *= numpy == "float16" or np.float32(1e-41)
+    else:
+        x[0, 5:7, 0] = np.iinfo(numpy).min, np.iinfo(numpy).max
+    made = proto(
+        [node("TopK", ["x", "k"], ["y", "at"], axis=1, largest=largest)],
+        [f"x:{dtype}[2,37,3]"],
+        [f"y:{dtype}[...]", "at:int64[...]"],
+        {"k": np.array([count])},
+        opset=24,
+    )
+    expected = _sorted_stably(x, count, largest)
+    taken = set()
+    for chosen, session in forms(made):
+        if chosen in ((), ALL):
+            found = session({"x": x})
+            np.testing.assert_array_equal(found["at"], expected)
+            np.testing.assert_array_equal(found["y"], np.take_along_axis(x, expected, 1))
+            taken |= {name for segment in session.cache.segments() for _, _, name in segment.lowerings}
+    assert taken == ({"packed sort"} if count > 3 and np.dtype(numpy).itemsize <= 4 else set())
+
+
+def _sorted_stably(x, count, largest):
+    """Positions by a stable sort of Python's, rows along axis 1."""
+    place = np.empty((x.shape[0], count, x.shape[2]), np.int64)
+    for row in np.ndindex(x.shape[0], x.shape[2]):
+        values = x[row[0], :, row[1]].tolist()
+        order = sorted(range(len(values)), key=lambda i: values[i], reverse=bool(largest))
+        place[row[0], :, row[1]] = order[:count]
+    return place
+
+
+def test_top_k_takes_nan_for_the_largest():
+    x = random(2, 9)
+    x[0, 3], x[1, 8] = np.nan, -np.nan
+    for largest, first in ((1, [3, 8]), (0, None)):
+        made = proto(
+            [node("TopK", ["x", "k"], ["y", "at"], largest=largest)],
+            ["x:float[2,9]"],
+            ["y:float[...]", "at:int64[...]"],
+            {"k": np.array([9])},
+        )
+        for chosen, session in forms(made):
+            if chosen in ((), ALL):
+                at = session({"x": x})["at"]
+                assert at[:, 0 if first else -1].tolist() == [3, 8]
