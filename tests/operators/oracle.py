@@ -117,7 +117,7 @@ class Bench:
     def lowers(self, name: str) -> bool:
         return name in self.lowerings
 
-    def prepared(self, weight: Any, recipe: str, *arguments: int) -> Any:
+    def prepared(self, weight: Any, recipe: str, *arguments: float) -> Any:
         return RECIPES[recipe](*(weight if isinstance(weight, tuple) else (weight,)), *arguments)
 
     def bounded(

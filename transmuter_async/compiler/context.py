@@ -51,7 +51,7 @@ class NodeContext:
         self.run.taken[self.node.name, self.node.operator, name] = None
         return True
 
-    def prepared(self, weight: Any, recipe: str, *arguments: int) -> Any:
+    def prepared(self, weight: Any, recipe: str, *arguments: float) -> Any:
         """See `operators.Context.prepared`."""
         weights = weight if isinstance(weight, tuple) else (weight,)
         run = self.run

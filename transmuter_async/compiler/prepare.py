@@ -44,7 +44,7 @@ DIM_LIKE_ELEMENTS = 64
 """An integer input of at most rank 1 and this many elements, by the graph's types, may become a static value."""
 
 
-Origin = tuple[tuple[int | None, ...], str, tuple[int, ...]]
+Origin = tuple[tuple[int | None, ...], str, tuple[float, ...]]
 """Numbers of weights, the recipe that something was made of them by, and what else it takes."""
 
 
@@ -181,7 +181,7 @@ class PreparedGraph:
         return tuple(found)
 
     def rearranged(
-        self, arrays: tuple[np.ndarray | None, ...], recipe: str, arguments: tuple[int, ...] = ()
+        self, arrays: tuple[np.ndarray | None, ...], recipe: str, arguments: tuple[float, ...] = ()
     ) -> np.ndarray | None:
         """What a recipe of `operators.RECIPES` makes of weights: once, in aligned memory, for all programs.
 

@@ -123,7 +123,7 @@ class Run:
     depth: int = 0
     lowerings: frozenset[str] = frozenset()
     taken: dict[tuple[str, str, str], None] = field(default_factory=dict)
-    prepare: Callable[[tuple[Any, ...], str, tuple[int, ...]], np.ndarray | None] = lambda arrays, recipe, arguments: (
+    prepare: Callable[[tuple[Any, ...], str, tuple[float, ...]], np.ndarray | None] = lambda arrays, recipe, arguments: (
         RECIPES[recipe](*arrays, *arguments)
     )
     fold_limit: int | None = None

@@ -177,7 +177,7 @@ def _elementwise(call: _Call) -> tuple[Any, ...] | None:
 
 @_rule("BatchNormalization")
 def _batch_normalization(call: _Call) -> tuple[Any, ...] | None:
-    """In inference: channels are the last axis of rows, and in the definition the second of two."""
+    """In inference: what each channel is multiplied by is made of the parameters once."""
     if len(call.values) != 5 or any(value is None or value.ndim != 1 for value in call.values[1:]):
         return None
     if (
@@ -189,10 +189,13 @@ def _batch_normalization(call: _Call) -> tuple[Any, ...] | None:
     x = call.values[0].array if isinstance(call.values[0], ChannelsLast) else None
     if x is None or any(value.shape[0] != x.shape[-1] for value in call.values[1:]):
         return None
-    rows = x.reshape(-1, x.shape[-1])
-    parameters = [call.context.prepared(value, "same") for value in call.values[1:]]
-    (y,) = call.invoke([rows, *parameters])[:1]
-    return (ChannelsLast(y.reshape(x.shape)),)
+    scale, bias, mean, var = call.values[1:]
+    wide = widen(x)
+    if any(widen(value).dtype != wide.dtype for value in call.values[1:]):
+        return None
+    factor = call.context.prepared((scale, var), "deviation", float(call.defaulted("epsilon")))
+    y = (wide - widen(call.context.prepared(mean, "same"))) * factor + widen(call.context.prepared(bias, "same"))
+    return (ChannelsLast(narrow(y, x.dtype)),)
 
 
 # --- windows --------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Context(Protocol):
         """
         ...
 
-    def prepared(self, weight: Any, recipe: str, *arguments: int) -> Any:
+    def prepared(self, weight: Any, recipe: str, *arguments: float) -> Any:
         """What the recipe of that name in `recipes.RECIPES` makes of a weight, or of a tuple of weights.
 
         Of those known on the host it is made once for all programs, and enters a program as an argument where it is large;

@@ -71,6 +71,12 @@ def _less_zero_point(weights: Any, zero: Any, narrow: int) -> Any:
     return whole.astype(jnp.bfloat16 if narrow else np.float32)
 
 
+def _deviation(scale: Any, var: Any, epsilon: float) -> Any:
+    """What BatchNormalization multiplies the centred channels by."""
+    wide = widen(var)
+    return widen(scale) * (wide.dtype.type(1) / xp(wide).sqrt(wide + wide.dtype.type(epsilon)))
+
+
 def _transposed(weight: Any) -> Any:
     return weight.T
 
@@ -79,6 +85,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "same": _same,
         "transposed": _transposed,
+        "deviation": _deviation,
         "filters last": _filters_last,
         "gates of inputs": _gates_of_inputs,
         "gates of state": _gates_of_state,
