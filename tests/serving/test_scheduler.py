@@ -246,6 +246,23 @@ def test_nobody_waits_for_a_compile_any_more() -> None:
     simulation.settled()
 
 
+def test_what_left_takes_no_room() -> None:
+    """Behind some that stay, thousands come and go: queue, line and deadlines forget them."""
+    simulation = Simulation(limits(queue_size=4), cost=lambda batch: 10**6 * MS)
+    simulation.submit("a")
+    simulation.run(until=0)
+    for key, kept in (("a", 3), ("line", 1)):
+        for _ in range(kept):
+            simulation.submit(key, timeout=10**6 * MS)
+        for _ in range(2000):
+            number = simulation.submit(key, timeout=10**6 * MS)
+            simulation.leave(number)
+    scheduler = simulation.scheduler
+    queue = scheduler._queues["a"]
+    assert (queue.count, scheduler.waiting, scheduler.lined) == (3, 4, 0)
+    assert all(len(held) < 200 for held in (queue.by_age, queue.by_turn, scheduler._line, scheduler._deadlines))
+
+
 # The breaker.
 
 

@@ -171,6 +171,7 @@ class Machine(RuleBasedStateMachine):
         queues = scheduler._queues.values()
         for queue in queues:
             waiting = [piece for piece in queue.by_age if piece.waiting]
+            assert queue.count == len(waiting)
             assert queue.rows == sum(piece.part.rows for piece in waiting)
             turns = [entry[2] for entry in queue.by_turn if entry[2].waiting]
             assert {id(piece) for piece in turns} == {id(piece) for piece in waiting}

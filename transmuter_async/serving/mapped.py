@@ -48,7 +48,8 @@ class _State:
     def settle(self, index: int, value: Any, error: BaseException | None) -> None:
         self.tickets.pop(index, None)
         self.done[index] = (value, error)
-        self.order.append(index)
+        if not self.ordered:
+            self.order.append(index)
         self.changed.set()
 
     def take(self) -> tuple[Any, BaseException | None] | None:

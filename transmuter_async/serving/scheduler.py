@@ -70,6 +70,8 @@ class _Queue:
     by_age: deque[_Piece] = field(default_factory=deque)
     by_turn: list[tuple[int, int, _Piece]] = field(default_factory=list)
     rows: int = 0
+    count: int = 0
+    """Parts that wait; the lists hold others, too, until they are tidied."""
     passed: int = 0
     now: int = 0
     """Virtual time, in rows."""
@@ -201,6 +203,9 @@ class Scheduler:
         state = _State(request, request.deadline, request.rows)
         self._states[request.id] = state
         if request.deadline is not None:
+            if len(self._deadlines) > 64 + 4 * len(self._states):
+                self._deadlines = [each for each in self._deadlines if each[1] in self._states]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline, request.id))
         if fits:
             self._enqueue(state, now)
@@ -228,6 +233,7 @@ class Scheduler:
             state.pieces.append(piece)
             self._sequence += 1
             queue.by_age.append(piece)
+            queue.count += 1
             heapq.heappush(queue.by_turn, (queue.turn(request.caller, rows), self._sequence, piece))
             start += rows
             if start >= request.rows:
@@ -262,6 +268,8 @@ class Scheduler:
             return ()
         if not state.pieces:
             self._lined -= 1
+            if len(self._line) > 64 + 4 * self._lined:
+                self._line = deque(each for each in self._line if each.request.id in self._states)
         self._drop(state)
         useless = []
         for running in self._running.values():
@@ -276,20 +284,19 @@ class Scheduler:
         queue = self._queues.get(state.request.key)
         for piece in state.pieces:
             if piece.waiting:
-                piece.waiting = False
                 assert queue is not None
-                queue.rows -= piece.part.rows
-                self._waiting -= piece.part.rows
+                self._remove(queue, piece)
         if queue is not None:
             self._tidy(queue)
 
     def _tidy(self, queue: _Queue) -> None:
         if queue.oldest() is None and not queue.held:
             del self._queues[queue.key]
-        elif len(queue.by_turn) > 64 + 4 * len(queue.by_age):
+            return
+        if len(queue.by_turn) > 64 + 4 * queue.count:
             queue.by_turn = [entry for entry in queue.by_turn if entry[2].waiting]
             heapq.heapify(queue.by_turn)
-        elif len(queue.by_age) > 64 and len(queue.by_age) > 4 * len(queue.by_turn):
+        if len(queue.by_age) > 64 + 4 * queue.count:
             queue.by_age = deque(piece for piece in queue.by_age if piece.waiting)
 
     def expired(self, now: int) -> tuple[int, ...]:
@@ -410,6 +417,7 @@ class Scheduler:
 
     def _remove(self, queue: _Queue, piece: _Piece) -> None:
         piece.waiting = False
+        queue.count -= 1
         queue.rows -= piece.part.rows
         self._waiting -= piece.part.rows
 
