@@ -104,7 +104,7 @@ def _unary(op: str) -> Step:
     return apply
 
 
-for _op in ["Relu", "Tanh", "Sigmoid", "Neg", "Abs", "Sqrt", "Log", "Reciprocal", "Floor", "Softplus", "Erf", "Sign"]:
+for _op in ["Relu", "Tanh", "Sigmoid", "Neg", "Abs", "Sqrt", "Log", "Reciprocal", "Softplus", "Erf"]:
     STEPS[_op] = _unary(_op)
 
 

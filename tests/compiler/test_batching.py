@@ -70,7 +70,7 @@ def test_padded_programs_of_minilm_are_within_a_hundred_thousandth_of_unpadded_o
         batching=Batching(batch="batch", mask="attention_mask", buckets={"sequence": [16, 64, 128], "batch": [1, 4]}),
     )
     plain = Session(minilm, cache_size=32)
-    for batch, length in ((1, 4), (1, 16), (1, 17), (1, 77), (1, 128), (4, 5), (4, 100)):
+    for batch, length in ((1, 4), (1, 17), (1, 128), (4, 100)):
         call = texts(batch, length)
         data = call["attention_mask"][..., None]
         got, want = padded(call)["last_hidden_state"], plain(call)["last_hidden_state"]

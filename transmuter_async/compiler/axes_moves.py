@@ -59,9 +59,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def keep(tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
     """The tensor with other axes, elements and what they mean unchanged."""
-    content = (
-        tensor.content if tensor.content is not None and tensor.content[0] in ("iota", "atmost", "number") else None
-    )
+    stays = tensor.content is not None and tensor.content[0] in ("iota", "atmost", "number", "everywhere")
+    content = tensor.content if stays else None
     return replace(tensor, axes=tuple(axes), content=content)
 
 
@@ -124,7 +123,7 @@ def constant_of_shape(follower: Follower, node: Node, values: list[Any]) -> list
         return [Tensor(None if count is None else tuple(plain(follower.fresh()) for _ in range(count)), fed=False)]
     value = np.asarray(attribute(node, "value", np.zeros(1, np.float32))).reshape(())
     axes = made(follower, sizes)
-    return [Tensor(_filled(axes, everywhere(value)), fed=False)]
+    return [Tensor(_filled(axes, everywhere(value)), ("everywhere", value), fed=False)]
 
 
 def _filled(axes: Sequence[Axis], state: State) -> tuple[Axis, ...]:
@@ -342,6 +341,8 @@ def expand(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
             raise Mixing(min(labels([axis]) or wanted.symbols() & follower.dims.keys()), "expands to another size")
         else:
             out.append(plain(wanted if wanted.constant() not in (None, 1) else size_of(axis)))
+    if scalar is not None and not scalar.dtype.hasobject:
+        tensor = replace(tensor, content=("everywhere", scalar))
     return [keep(tensor, out)]
 
 

@@ -24,6 +24,7 @@ from transmuter_async.compiler.axes import (
     Tensor,
     Undecided,
     constant,
+    everywhere,
     is_unit,
     labels,
     plain,
@@ -218,12 +219,44 @@ def elementwise(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
         content = ("isnan", node.inputs[0])
     elif node.op_type == "GreaterOrEqual" and originals[0].content is not None and originals[0].content[0] == "iota":
         if scalars[1] is not None and scalars[1] <= 0:  # an index is never below zero: true everywhere
-            true = constant(np.True_)
+            true = everywhere(np.True_)
             axes = tuple(
                 tuple(a if a.dim is None else replace(a, state=true, level=True) for a in axis) for axis in axes
             )
-            taint = None
+            content, taint = ("everywhere", np.asarray(np.True_)), None
+    if content is None or content[0] == "everywhere":
+        content = (
+            _everywhere(follower, node, originals, given, optional)
+            if content is None or node.op_type == "Cast"
+            else content
+        )
     return [Tensor(axes, content, taint, any(tensor.fed for tensor in tensors))]
+
+
+def _one_number(tensor: Tensor, value: Any) -> np.ndarray | None:
+    """The number that all elements are, None where they differ or are not known."""
+    if tensor.content is not None and tensor.content[0] == "everywhere":
+        return np.asarray(tensor.content[1])
+    if (
+        isinstance(value, np.ndarray)
+        and 0 < value.size <= LARGE
+        and not value.dtype.hasobject
+        and (value == value.flat[0]).all()
+    ):
+        return value.reshape(-1)[0].reshape(())
+    return None
+
+
+def _everywhere(
+    follower: Follower, node: Node, originals: list[Tensor], given: list[Any], optional: list[bool]
+) -> tuple[Any, ...] | None:
+    """The content of what is one number everywhere, whatever the sizes."""
+    numbers = [_one_number(tensor, value) for tensor, value in zip(originals, given, strict=True)]
+    if any(number is None for number in numbers):
+        return None
+    scalars = iter(numbers)
+    found = follower.evaluate(node, [next(scalars) if there else None for there in optional])
+    return None if found is None else ("everywhere", found)
 
 
 def _tells(state: State) -> bool:
@@ -258,8 +291,9 @@ def _live(
     """What stands where the mask's input holds data, under one of the assumptions."""
     lives: list[Live] = []
     for state, tensor, value in zip(states, originals, given, strict=True):
-        if isinstance(value, np.ndarray) and value.size == 1:
-            lives.append(point(value))
+        number = _one_number(tensor, value)
+        if number is not None:
+            lives.append(point(number))
         elif state is not None and state.live:
             lives.append(state.live[at])
         else:

@@ -201,7 +201,8 @@ class Tensor:
             each column; `("isnan", name)`: IsNaN of a value; `("selected", number, flipped)`: positions from a NonZero;
             `("atmost", dim, "", inputs)`: integers of which none is above the dimension's size, by the way they are made;
             where they are zero, so is everything in a row of the inputs; `("number", name)`: an input;
-            `("size", polynomial)`: a size as a float.
+            `("size", polynomial)`: a size as a float;
+            `("everywhere", number)`: that number in every place.
         taint: Where it took in a padded size or a row's place.
         fed: Whether it depends on what the caller gives, not on sizes and weights alone.
         kind: Of its dtype: "f", "i", "b", or "" where it is something else or not known.
