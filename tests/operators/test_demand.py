@@ -249,6 +249,13 @@ def test_ops_16_ids_of_another_vocabulary_are_an_error(compiler: str) -> None:
     np.testing.assert_array_equal(clamped, floats(256, 4)[[1, 255]])
 
 
+@pytest.mark.parametrize("compiler", ["eager", "xla"])
+def test_an_empty_axis_has_nothing_to_take(compiler: str) -> None:
+    model = proto([node("Gather", ["t", "i"], ["y"])], ["t:float[k,4]", "i:int64[n]"], ["y:float[n,4]"])
+    with pytest.raises(tm.IndexOutOfRange, match="nothing can be taken"):
+        tm.run_sync(model, {"t": floats(0, 4), "i": np.array([0])}, compiler=compiler)
+
+
 @pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3)])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_ops_18_rows_end_at_their_own_length(op: str, gates: int, direction: str) -> None:

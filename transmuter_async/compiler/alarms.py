@@ -76,7 +76,8 @@ def out_of_range(
 ) -> IndexOutOfRange:
     """The error of an index that is out of range; `value` is the index where it is known."""
     where = "" if axis is None else f" on axis {axis}"
-    limit = "" if size is None else f" of size {size} (allowed are {-size} to {size - 1})"
+    allowed = f"allowed are {-size} to {size - 1}" if size else "nothing can be taken from it"
+    limit = "" if size is None else f" of size {size} ({allowed})"
     what = "an index" if value is None else f"index {value}"
     return IndexOutOfRange(
         f"{operator} {node!r}: {what} in {input!r} is out of range{where}{limit}. "
