@@ -132,3 +132,41 @@ def test_top_k_takes_nan_for_the_largest():
             if chosen in ((), ALL):
                 at = session({"x": x})["at"]
                 assert at[:, 0 if first else -1].tolist() == [3, 8]
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("name", ["Sin", "Cos"])
+@pytest.mark.parametrize("reach", [4.0, 999_000.0, 1e30])
+def test_angles(reach, name, dtype):
+    """Against float64: as the polynomials, and where one angle of all is huge, infinite or no number."""
+    reach = reach if dtype == "float" else min(reach, 60_000.0)
+    x = random(2000, scale=reach)
+    x[:6] = [0.0, -0.0, np.pi / 2, np.pi, reach, -reach]
+    x = np.clip(x, -reach, reach).astype("float32" if dtype == "float" else dtype)
+    made = proto([node(name, ["x"], ["y"])], [f"x:{dtype}[2000]"], [f"y:{dtype}[...]"])
+    with np.errstate(invalid="ignore"):
+        want = getattr(np, name.lower())(x.astype(np.float64))
+    for chosen, session in forms(made):
+        if chosen in ((), ALL, ("small angles",)):
+            found = session({"x": x})["y"]
+            assert found.dtype == x.dtype
+            np.testing.assert_allclose(found, want, rtol=0, atol=1.2e-7 if dtype == "float" else 5e-4)
+            taken = {name for segment in session.cache.segments() for _, _, name in segment.lowerings}
+            assert taken == ({"small angles"} if chosen else set())
+
+
+def test_angles_without_an_answer():
+    x = random(2000)
+    x[3], x[5], x[7] = np.inf, -np.inf, np.nan
+    made = proto([node("Sin", ["x"], ["y"])], ["x:float[2000]"], ["y:float[...]"])
+    with np.errstate(invalid="ignore"):
+        want = np.sin(x.astype(np.float64))
+    for chosen, session in forms(made):
+        if chosen in ((), ALL):
+            np.testing.assert_allclose(session({"x": x})["y"], want, rtol=0, atol=1.2e-7)
+
+
+@pytest.mark.parametrize("name", ["Sin", "Cos"])
+def test_gradients_of_angles(name):
+    made = proto([node(name, ["x"], ["y"])], ["x:float[40,50]"], ["y:float[...]"])
+    same_gradients(made, {"x": random(40, 50, scale=20.0)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, reduce
 from typing import Any
@@ -95,8 +96,6 @@ _UNARY: tuple[tuple[str, str, int, Callable[[Any], Any], str], ...] = (
     ("Round", "X", 11, _through_float("round"), "The nearest integer, ties to the even one."),
     ("Erf", "input", 9, _erf, "The error function."),
     ("Sign", "input", 9, _through_float("sign"), "-1, 0 or 1; NaN stays NaN."),
-    ("Sin", "input", 7, _through_float("sin"), "Sine of radians."),
-    ("Cos", "input", 7, _through_float("cos"), "Cosine of radians."),
     ("Tan", "input", 7, _through_float("tan"), "Tangent of radians."),
     ("Asin", "input", 7, _through_float("arcsin"), "Inverse sine, in radians."),
     ("Acos", "input", 7, _through_float("arccos"), "Inverse cosine, in radians."),
@@ -139,6 +138,56 @@ def _register_unary(name: str, parameter: str, version: int, compute: Callable[[
 
 for _row in _UNARY:
     _register_unary(*_row)
+
+
+# --- sine and cosine --------------------------------------------------------------------------------------------------
+
+_MANY_ANGLES = 1024
+"""Elements from which looking at the range first pays."""
+_QUARTER = 1.57079632673412561417  # pi / 2 to 33 bits: times an integer below 2**20 it is exact
+_QUARTER_REST = 6.07710050650619224932e-11
+_ANGLE_LIMIT = 1e6
+
+
+def _wave(x: Any, turned: int) -> Any:
+    """The sine of float32 angles below `_ANGLE_LIMIT`, or with `turned` 1 the cosine; within 1.5 units of the last place.
+
+    The angle less multiples of a quarter turn in float64, then one of two polynomials.
+    """
+    wide = x.astype(np.float64)
+    quarters = jnp.round(wide * (2 / np.pi))
+    rest = (wide - quarters * _QUARTER - quarters * _QUARTER_REST).astype(np.float32)
+    square = rest * rest
+    sine, cosine = np.float32(1 / math.factorial(9)), np.float32(1 / math.factorial(8))
+    for order in (7, 5, 3):
+        sine = square * sine + np.float32((-1) ** (order // 2) / math.factorial(order))
+        cosine = square * cosine + np.float32((-1) ** (order // 2) / math.factorial(order - 1))
+    sine, cosine = rest + rest * square * sine, np.float32(1) + square * cosine
+    turns = quarters.astype(np.int32) + turned
+    result = jnp.where(turns & 1 == 1, cosine, sine)
+    return jnp.where(turns & 2 == 2, -result, result)
+
+
+def _angles(x: Any, turned: int, context: Context) -> Any:
+    """Sine or cosine. XLA calls a function for each element on a CPU, since an angle may be huge: most are not."""
+    plain = "cos" if turned else "sin"
+    angles = widen(x)
+    if is_host(x) or angles.dtype != np.float32 or x.size < _MANY_ANGLES or not context.lowers("small angles"):
+        return getattr(xp(x), plain)(angles).astype(x.dtype)
+    small = jnp.all(abs(angles) < np.float32(_ANGLE_LIMIT))
+    return lax.cond(small, lambda a: _wave(a, turned), getattr(jnp, plain), angles).astype(x.dtype)
+
+
+@operator("Sin", since_version=7, loops=True)
+def sin_7(input, /, *, context: Context):
+    """Sine of radians."""
+    return _angles(input, 0, context)
+
+
+@operator("Cos", since_version=7, loops=True)
+def cos_7(input, /, *, context: Context):
+    """Cosine of radians."""
+    return _angles(input, 1, context)
 
 
 # --- two inputs -------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "separable": "a pooling goes axis by axis, by shifted slices",
         "overlapping products": "a transposed convolution in groups as one product, whose parts are added where they overlap",
         "packed sort": "a sort by 32-bit keys as one of 64-bit integers, with the positions in the lower half",
+        "small angles": "sine and cosine as polynomials where no angle is huge",
         "row product": "a sum or mean along rows as a product with a constant vector",
     }
 )

@@ -67,8 +67,9 @@ def transposed_groups(
     for phase in product(*map(range, strides)):
         total = None
         for place in product(*map(range, kernel)):
-            shifts = [by_place[p][r] for by_place, p, r in zip(ahead, place, phase, strict=True)]
-            if None in shifts:
+            found = (by_place[p][r] for by_place, p, r in zip(ahead, place, phase, strict=True))
+            shifts = [shift for shift in found if shift is not None]
+            if len(shifts) < len(sizes):
                 continue
             term = part(place, shifts)
             total = term if total is None else total + term
