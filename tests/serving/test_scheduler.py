@@ -77,6 +77,26 @@ def test_the_budget_of_padded_elements_closes_a_batch() -> None:
     assert sizes == {"short": [8], "long": [4, 4], "huge": [1] * 8}
 
 
+@pytest.mark.parametrize("each_row", [True, False], ids=["by row", "by batch"])
+def test_spare_rows_are_computed_where_they_cost_nothing(each_row: bool) -> None:
+    """Five rows: four and one where a batch takes time for each of its rows, one batch of eight where it does not."""
+    simulation = Simulation(limits(), cost=lambda batch: batch.program * MS if each_row else 2 * MS)
+    for rows in (1, 2, 4, 8):  # what they cost is seen
+        simulation.submit("a", rows)
+        simulation.run()
+    seen = len(simulation.started)
+    for _ in range(5):
+        simulation.submit("a")
+    simulation.run()
+    assert [(batch.rows, batch.program) for batch in simulation.started[seen:]] == (
+        [(4, 4), (1, 1)] if each_row else [(5, 8)]
+    )
+    simulation.submit("a", 5)  # stays whole
+    simulation.run()
+    assert (simulation.started[-1].rows, simulation.started[-1].program) == (5, 8)
+    simulation.settled()
+
+
 # Rows.
 
 

@@ -15,6 +15,9 @@ Rules:
 - Within a queue parts are taken by fair turns: a caller with many rows waiting is behind one with few (start-time fair
   queueing over rows). But once the oldest part was left behind by `PATIENCE` batches of its queue, it starts the next one
   (every other one where batches hold nothing else), so waiting is bounded.
+- Rows that fill no batch size run in the next larger one, with spare rows; or as many of them as fill a smaller one, where
+  batches of these sizes were seen to compute more rows in the same time that way (a processor that takes time for each
+  row, not for each batch).
 - A part whose deadline has passed, or whose request is gone, is never put into a batch.
 - While a program of a queue compiles, its queue takes parts in but gives none out, and the deadlines in it stand still.
 - The breaker opens when everything in a batch failed, and lets one batch try after a moment.
@@ -28,6 +31,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from transmuter_async.serving.costs import Costs
 from transmuter_async.serving.decisions import Batch, Limits, Part, Request
 
 __all__ = ["BREAKER_FIRST", "BREAKER_LONGEST", "PATIENCE", "Scheduler"]
@@ -116,6 +120,7 @@ class _Running:
     batch: Batch
     live: set[int]
     """Requests that somebody still waits for."""
+    began: int
     held: bool = False
     compiling: bool = False
 
@@ -141,6 +146,7 @@ class Scheduler:
         self._batches = 0
         self._waiting = 0
         self._lined = 0
+        self._costs = Costs()
         self._opened_until: int | None = None
         self._span = 0
         self._failures = 0
@@ -321,6 +327,7 @@ class Scheduler:
         while self._ready:
             running = self._ready.popleft()
             running.held = False
+            running.began = now
             self._slots += 1
             if breaker == "half-open":
                 self._probing = running.batch.id
@@ -339,7 +346,7 @@ class Scheduler:
         self._slots += 1
         if batch.probe:
             self._probing = batch.id
-        self._running[batch.id] = _Running(batch, {part.request for part in batch.parts})
+        self._running[batch.id] = _Running(batch, {part.request for part in batch.parts}, now)
         self._tidy(queue)
         self._admit(now)
         return batch
@@ -366,7 +373,7 @@ class Scheduler:
 
     def _take(self, queue: _Queue, now: int, reason: str, *, probe: bool) -> Batch | None:
         taken: list[_Piece] = []
-        room = queue.limit
+        room = self._room(queue)
         while (first := queue.oldest()) is not None and self._late(first, now):
             self._remove(queue, first)  # `expired` answers it
         if first is None:
@@ -378,6 +385,8 @@ class Scheduler:
             self._remove(queue, first)
             taken.append(first)
             room -= first.part.rows
+        if not taken and room < first.part.rows:
+            room = queue.limit  # requests that stay whole may be larger than what pays
         left: list[tuple[int, int, _Piece]] = []
         while room > 0 and queue.by_turn and len(left) < SKIPS:
             entry = heapq.heappop(queue.by_turn)
@@ -410,6 +419,21 @@ class Scheduler:
             reason,
             probe,
         )
+
+    def _room(self, queue: _Queue) -> int:
+        """Rows that the next batch of a queue is to have at most."""
+        rows = min(queue.rows, queue.limit)
+        up = self.limits.program(rows)
+        oldest = queue.oldest()
+        if up <= rows or oldest is None or oldest.request.alone:
+            return queue.limit
+        fewer = self._costs.fewer(oldest.request.elements, rows, up, self.limits.batch_sizes)
+        return queue.limit if fewer is None else fewer
+
+    def _cost(self, running: _Running, now: int) -> None:
+        state = self._states.get(running.batch.parts[0].request)
+        if state is not None and not state.request.alone and not running.compiling and now > running.began:
+            self._costs.seen(state.request.elements, running.batch.program, now - running.began)
 
     def _late(self, piece: _Piece, now: int) -> bool:
         state = self._states.get(piece.request.id)
@@ -497,6 +521,8 @@ class Scheduler:
             opened now. Each request is told once, and is not known any more then.
         """
         running = self._running.pop(batch)
+        if all(outcomes):
+            self._cost(running, now)
         if running.held:
             if running in self._ready:
                 self._ready.remove(running)
