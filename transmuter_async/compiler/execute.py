@@ -9,7 +9,7 @@ be worth programs of its own, the body is a frame on top, compiled in segments l
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,20 +26,18 @@ from transmuter_async.compiler.facts import (
     CacheMiss,
     Observe,
 )
-from transmuter_async.compiler.flow import never_stops
+from transmuter_async.compiler.frames import Frame, Hosted, hosted, run_key
 from transmuter_async.compiler.job import CompileJob, forced_break
 from transmuter_async.compiler.needs import depends_on_values
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.run import Run, Scope
-from transmuter_async.compiler.searches import begin_search
 from transmuter_async.compiler.segment import Segment, entry_key
 from transmuter_async.compiler.trace import run_node
 from transmuter_async.compiler.values import to_numpy
-from transmuter_async.errors import BreakRefused, OperatorError
-from transmuter_async.graph import Graph, Node
-from transmuter_async.operators import HOST_TRIPS, SEARCHES, Call, fold_in
+from transmuter_async.errors import BreakRefused
+from transmuter_async.graph import Node
 
-__all__ = ["Execution", "Finished", "Missing", "run_key"]
+__all__ = ["Execution", "Finished", "Missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,57 +62,9 @@ class Missing:
     job: CompileJob
 
 
-def run_key(seed: int) -> np.ndarray:
-    """The random key of a run, (2,) uint32, from its integer seed."""
-    seed &= 0xFFFFFFFFFFFFFFFF
-    return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-
-
 _NOTHING: frozenset[str] = frozenset()
 _NOBODY: frozenset[int] = frozenset()
 _START = (0,)  # where the graph begins
-
-
-class _Frame:
-    """A graph or body on its way: its values, and the index of the next node."""
-
-    __slots__ = ("_seed", "host", "index", "known", "missed", "prepared", "values")
-
-    def __init__(
-        self,
-        prepared: PreparedGraph,
-        values: dict[str, Any],
-        known: frozenset[str],
-        seed: int | np.ndarray,
-        host: _Hosted | None,
-    ) -> None:
-        self.prepared = prepared
-        self.values = values
-        self.known = known
-        self._seed = seed
-        self.host = host
-        self.index = 0
-        self.missed = False
-
-    @property
-    def seed(self) -> np.ndarray:
-        """The random key of the frame, (2,) uint32; made when it is first needed."""
-        if isinstance(self._seed, int):
-            self._seed = run_key(self._seed)
-        return self._seed
-
-    def value(self, name: str) -> Any:
-        """A value of the frame, or a weight."""
-        return self.values[name] if name in self.values else self.prepared.graph.initializers[name]
-
-    def outputs(self) -> list[Any]:
-        """The values of the outputs, in order."""
-        return [self.value(name) for name in self.prepared.outputs]
-
-    def live(self) -> dict[str, Any]:
-        """The values that nodes from here on read."""
-        last_use = self.prepared.last_use
-        return {name: value for name, value in self.values.items() if last_use.get(name, -1) >= self.index}
 
 
 class Execution:
@@ -128,7 +78,7 @@ class Execution:
         self._cut = cut  # how padded outputs become their true size
         self._inputs = inputs
         self._seed = seed
-        self._frames: list[_Frame] = []  # made when the first step is taken; a call of one whole program needs none
+        self._frames: list[Frame] = []  # made when the first step is taken; a call of one whole program needs none
         self._breaks: list[Node] = []  # the open ones, outer before inner
         self._wanted: list[CompileJob] = []
         self._compiled = 0  # segments that ran from the cache
@@ -146,7 +96,7 @@ class Execution:
             finished = self._run_whole(cache, observe)
             if finished is not None:
                 return finished
-            self._frames.append(_Frame(self.prepared, dict(self._inputs), _NOTHING, self._seed, None))
+            self._frames.append(Frame(self.prepared, dict(self._inputs), _NOTHING, self._seed, None))
         try:
             return self._advance(cache, observe)
         except BaseException as error:
@@ -230,7 +180,7 @@ class Execution:
             return None
         return found if entry_key(found.layout, values) == found.key else None
 
-    def _note_break(self, frame: _Frame, cache: SegmentCache) -> None:
+    def _note_break(self, frame: Frame, cache: SegmentCache) -> None:
         """A break that no segment leads to: `explain` and `breaks="error"` must know it all the same."""
         prepared, node = frame.prepared, frame.prepared.nodes[frame.index]
         place = (*prepared.path, frame.index)
@@ -247,7 +197,7 @@ class Execution:
         cache.bare_breaks[place] = needs
         prepared.root.graph_break = True
 
-    def _interpret(self, frame: _Frame, missing: Missing, cache: SegmentCache, observe: Observe) -> None:
+    def _interpret(self, frame: Frame, missing: Missing, cache: SegmentCache, observe: Observe) -> None:
         """Go on on the host: to the break that programs for other shapes found, or to the end where none is known."""
         self._wanted.append(missing.job)
         frame.missed = False
@@ -259,7 +209,7 @@ class Execution:
         if stop < end:
             self._break(frame, observe)
 
-    def _break(self, frame: _Frame, observe: Observe) -> None:
+    def _break(self, frame: Frame, observe: Observe) -> None:
         node = frame.prepared.nodes[frame.index]
         # The time until they are there is the segment's, not the break's.
         for name in frame.prepared.reads[frame.index]:
@@ -269,14 +219,14 @@ class Execution:
                     each.block_until_ready()
         observe(BreakStarted(node.position, node.name, node.op_type))
         self._breaks.append(node)
-        hosted = _hosted(frame, node)
-        if hosted is None:
+        found = hosted(frame, node)
+        if found is None:
             _run_on_host(frame, frame.index, frame.index + 1)
             self._leave(frame, observe)
         else:
-            self._go_on(hosted, None, observe)
+            self._go_on(found, None, observe)
 
-    def _go_on(self, hosted: _Hosted, outputs: list[Any] | None, observe: Observe) -> None:
+    def _go_on(self, hosted: Hosted, outputs: list[Any] | None, observe: Observe) -> None:
         """Start the next body of a hosted node, or finish the node."""
         body = hosted.step(outputs)
         if body is not None:
@@ -293,7 +243,7 @@ class Execution:
                 frame.values[name] = value
         self._leave(frame, observe)
 
-    def _leave(self, frame: _Frame, observe: Observe) -> None:
+    def _leave(self, frame: Frame, observe: Observe) -> None:
         node = self._breaks.pop()
         observe(BreakDone(node.position, node.name, node.op_type))
         frame.index += 1
@@ -341,7 +291,7 @@ class Execution:
         return value
 
 
-def _breaks_here(frame: _Frame) -> bool:
+def _breaks_here(frame: Frame) -> bool:
     """A host-only node that meets a run-time value starts no segment of its own, nor does a forced break."""
     index = frame.index
     if index in frame.prepared.options.force_breaks:
@@ -351,7 +301,7 @@ def _breaks_here(frame: _Frame) -> bool:
     return any(name in frame.values and name not in frame.known for name in frame.prepared.nodes[index].inputs)
 
 
-def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: Observe) -> Missing:
+def _miss(frame: Frame, place: tuple[Any, ...], cache: SegmentCache, observe: Observe) -> Missing:
     prepared = frame.prepared
     values = frame.live()
     job = CompileJob(
@@ -372,7 +322,7 @@ def _miss(frame: _Frame, place: tuple[Any, ...], cache: SegmentCache, observe: O
     return Missing(job)
 
 
-def _run_segment(frame: _Frame, segment: Segment) -> None:
+def _run_segment(frame: Frame, segment: Segment) -> None:
     if segment.eager:
         _run_on_host(frame, segment.index, segment.stop)
         # What follows from shapes is known to the next segment, however small this one was.
@@ -400,7 +350,7 @@ def _run_program(segment: Segment, values: Mapping[str, Any], seed: np.ndarray |
     return outputs  # type: ignore[no-any-return]
 
 
-def _run_on_host(frame: _Frame, start: int, stop: int) -> None:
+def _run_on_host(frame: Frame, start: int, stop: int) -> None:
     """Nodes in numpy, on the frame's values; what later nodes read goes back into them."""
     prepared = frame.prepared
     options = prepared.options
@@ -438,155 +388,3 @@ class _HostValues(Scope):
         if name not in self._copies:
             self._copies[name] = to_numpy(super().read(name))
         return self._copies[name]
-
-
-# --- control flow whose bodies are segments ---------------------------------------------------------------------------
-
-
-class _Hosted:
-    """A control-flow node that runs on the host and asks for one body after another.
-
-    Attributes:
-        frame: The frame of the node.
-        results: The node's outputs, once `step` returned None.
-    """
-
-    def __init__(self, frame: _Frame, node: Node) -> None:
-        self.frame = frame
-        self.node = node
-        self.results: list[Any] = []
-
-    def step(self, outputs: list[Any] | None) -> _Frame | None:
-        """The next body to run, given the outputs of the one before; None when the node is done."""
-        raise NotImplementedError
-
-    def body(self, attribute: str, inputs: Mapping[str, Any], seed: np.ndarray) -> _Frame:
-        """A frame for the body, with the values that it takes from around it."""
-        frame = self.frame
-        prepared = frame.prepared.subgraph(frame.index, attribute)
-        captured = {name: frame.values[name] for name in frame.prepared.reads[frame.index] if name in frame.values}
-        return _Frame(prepared, {**captured, **inputs}, frame.known & captured.keys() - inputs.keys(), seed, self)
-
-
-class _HostedIf(_Hosted):
-    def step(self, outputs: list[Any] | None) -> _Frame | None:
-        if outputs is not None:
-            self.results = outputs
-            return None
-        condition = _single(self.node, self.frame.value(self.node.inputs[0]), "condition")
-        branch = "then_branch" if condition else "else_branch"
-        return self.body(branch, {}, self.frame.seed)
-
-
-class _HostedLoop(_Hosted):
-    """Loop (1 and up): carried values stay where they are, scan outputs are stacked on the host at the end."""
-
-    def __init__(self, frame: _Frame, node: Node) -> None:
-        super().__init__(frame, node)
-        graph = node.attributes["body"]
-        assert isinstance(graph, Graph)
-        self.names = [value.name for value in graph.inputs]
-        trips = frame.value(node.inputs[0]) if node.inputs and node.inputs[0] else None
-        self.trips = None if trips is None else int(_single(node, trips, "trip count"))
-        given = len(node.inputs) > 1 and node.inputs[1]
-        self.going = True if not given else bool(_single(node, frame.value(node.inputs[1]), "condition"))
-        self.carried = [frame.value(name) for name in node.inputs[2:]]
-        self.scanned: list[list[Any]] = []
-        self.iteration = 0
-        if self.going and self.trips is not None and self.trips > HOST_TRIPS and never_stops(graph, frame.value):
-            raise _too_many_trips(node, self.trips)
-
-    def empty(self) -> bool:
-        """No iteration at all: the shapes of empty scan outputs are the host form's business."""
-        return not self.going or (self.trips is not None and self.trips <= 0)
-
-    def step(self, outputs: list[Any] | None) -> _Frame | None:
-        count = len(self.carried)
-        if outputs is not None:
-            self.going = bool(_single(self.node, outputs[0], "condition"))
-            self.carried = outputs[1 : 1 + count]
-            scans = [np.asarray(value) for value in outputs[1 + count :]]
-            self.scanned = [[value] for value in scans] if not self.scanned else self.scanned
-            if self.iteration > 1:
-                for gathered, value in zip(self.scanned, scans, strict=True):
-                    gathered.append(value)
-        if not self.going or (self.trips is not None and self.iteration >= self.trips):
-            self.results = [*self.carried, *(_stack(self.node, gathered) for gathered in self.scanned)]
-            return None
-        if self.iteration >= HOST_TRIPS:
-            raise _too_many_trips(self.node, self.trips)
-        values = [np.asarray(self.iteration, np.int64), np.asarray(self.going), *self.carried]
-        seed = np.asarray(fold_in(self.frame.seed, self.iteration))
-        self.iteration += 1
-        return self.body("body", dict(zip(self.names, values, strict=True)), seed)
-
-
-class _HostedSearch(_Hosted):
-    """Text generation that is too long for one program: a program for each step, the choice of tokens on the host."""
-
-    def __init__(self, frame: _Frame, node: Node, calls: Generator[Call, Sequence[Any], tuple[Any, ...]]) -> None:
-        super().__init__(frame, node)
-        self.calls = calls
-
-    def step(self, outputs: list[Any] | None) -> _Frame | None:
-        try:
-            call = next(self.calls) if outputs is None else self.calls.send([to_numpy(each) for each in outputs])
-        except StopIteration as end:
-            self.results = list(end.value)
-            return None
-        except (ValueError, TypeError, IndexError) as error:
-            raise _refuse(self.node, str(error)) from error
-        graph = self.node.attributes[call.attribute]
-        assert isinstance(graph, Graph)
-        seed = self.frame.seed
-        if call.iteration is not None:
-            seed = np.asarray(fold_in(seed, call.iteration))
-        names = [value.name for value in graph.inputs]
-        return self.body(call.attribute, dict(zip(names, call.inputs, strict=True)), seed)
-
-
-def _hosted_search(frame: _Frame, node: Node) -> _HostedSearch | None:
-    options = frame.prepared.options
-    run = Run(tracing=False, seed=frame.seed, bounds=options.bounds, platform=frame.prepared.platform)
-    values = {name: frame.value(name) for name in node.inputs if name}
-    calls = begin_search(node, values, run, options.cache_size)
-    return None if calls is None else _HostedSearch(frame, node, calls)
-
-
-def _hosted(frame: _Frame, node: Node) -> _Hosted | None:
-    """How the bodies of a control-flow node become frames; None where the host form serves it better."""
-    searches = (node.domain, node.op_type) in SEARCHES
-    if not searches and (node.domain or node.op_type not in ("If", "Loop")):
-        return None
-    bodies = list(node.subgraphs())
-    if max((sum(1 for _ in body.walk()) for body in bodies), default=0) < frame.prepared.options.min_segment_nodes:
-        return None
-    if searches:
-        return _hosted_search(frame, node)
-    if node.op_type == "If":
-        return _HostedIf(frame, node)
-    loop = _HostedLoop(frame, node)
-    return None if loop.empty() else loop
-
-
-def _stack(node: Node, values: list[np.ndarray]) -> np.ndarray:
-    shapes = {value.shape for value in values}
-    if len(shapes) > 1:
-        raise _refuse(node, f"a scan output has different shapes in different iterations: {sorted(shapes)}")
-    return np.stack(values)
-
-
-def _single(node: Node, value: Any, what: str) -> np.ndarray:
-    """The one element of a value, as an array without dimensions."""
-    array = np.asarray(value)
-    if array.size != 1:
-        raise _refuse(node, f"the {what} has shape {array.shape}, expected one element")
-    return array.reshape(())
-
-
-def _too_many_trips(node: Node, trips: int | None) -> OperatorError:
-    return _refuse(node, f"the loop makes more than {HOST_TRIPS} trips on the host; its trip count is {trips}")
-
-
-def _refuse(node: Node, message: str) -> OperatorError:
-    return OperatorError(f"{node.operator} {node.name!r}: {message}", node=node.name, operator=node.operator)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transmuter_async.compiler.execute import run_key
+from transmuter_async.compiler.frames import run_key
 from transmuter_async.compiler.inputs import Misfit, check_shape, describe_type, take_value
 from transmuter_async.compiler.options import Options
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
