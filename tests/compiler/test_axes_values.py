@@ -171,6 +171,26 @@ def test_a_row_of_nothing_gives_nan_that_the_next_layer_would_spread() -> None:
     )
 
 
+def test_a_number_in_place_of_nan_is_none_in_place_of_infinity() -> None:
+    """1 / 0 on the padding is no NaN: it stays, and times zero it becomes one."""
+    nodes = [
+        node("Add", ["x", "shifted"], ["u"]), node("Reciprocal", ["u"], ["r"]), node("IsNaN", ["r"], ["n"]),
+        node("Where", ["n", "f0", "r"], ["v"]), *MASKED,
+    ]  # fmt: skip
+    held = {"shifted": np.float32([0, 1, 2, 3]), "f0": HELD["f0"], "a1": HELD["a1"], "a2": HELD["a2"]}
+    made = proto(nodes, ["x:float[b,s,4]", "mask:float[b,s]"], ["y:float[b,4]"], held)
+    assert refused(made)[0].op_type == "ReduceSum"
+
+
+def test_the_alarm_does_not_see_what_is_put_back_before_a_maximum() -> None:
+    pool = model(
+        [node("MaxPool", ["x"], ["y"], kernel_shape=[3], pads=[1, 1], name="pool")],
+        ["x:float[b,4,s]"],
+        ["y:float[b,4,s]"],
+    )
+    assert refused(pool, nonfinite="error")[0].node == "pool"
+
+
 def test_equal_extremes_are_taken_from_the_front() -> None:
     hidden = [node("Cast", ["mask"], ["live"], to=9), node("Where", ["live", "x", "none"], ["z"])]
     inputs, call = (

@@ -34,6 +34,7 @@ from transmuter_async.compiler.axes_values import (
     GARBAGE,
     JUDGES,
     LARGE,
+    NAN,
     POISON,
     WILD,
     Atom,
@@ -66,6 +67,7 @@ __all__ = [
     "GARBAGE",
     "JUDGES",
     "LARGE",
+    "NAN",
     "WILD",
     "Atom",
     "Axis",
@@ -249,6 +251,11 @@ class Follower:
         Raises:
             Mixing: The node is in a body, where none are put.
         """
+        if self.watched and fill == "-inf":
+            raise Mixing(
+                dim,
+                "its windows reach into the padding, and the minus infinity put there would ring the alarm of nonfinite=",
+            )
         times = factor.constant()
         if len(self.initializers) > 1 or times is None:
             raise Mixing(dim, "its windows reach into the padding, which is only masked outside of bodies")

@@ -11,6 +11,7 @@ import numpy as np
 
 from transmuter_async.compiler.axes import (
     GARBAGE,
+    NAN,
     WILD,
     Atom,
     Axis,
@@ -190,7 +191,7 @@ def softmax(follower: Follower, node: Node, values: list[Any]) -> list[Any]:
 def _all_alike(state: State, op: str) -> State:
     """Beyond the length of another axis than the one normalised over: a row of all -inf gives NaN."""
     if not np.isfinite(state.value) if state.kind in ("constant", "masked") else state.kind == "wild":
-        return WILD
+        return WILD if state.kind == "wild" or op != "Softmax" else NAN
     return GARBAGE if op == "LogSoftmax" else within((0.0, 1.0))
 
 

@@ -13,6 +13,7 @@ from transmuter_async.compiler.axes import (
     GARBAGE,
     JUDGES,
     LARGE,
+    NAN,
     WILD,
     Atom,
     Axis,
@@ -448,8 +449,8 @@ def _where(states: list[State | None], *, guarded: bool) -> State:
     if condition is not None and condition.kind == "constant":
         chosen = yes if bool(condition.value) else no
         return GARBAGE if chosen is None else chosen
-    if guarded and (yes is None or yes.finite):  # Where(IsNaN(x), number, x): NaN is what wild stands for after Softmax
-        return GARBAGE if no is None or no.kind == "wild" else no
+    if guarded and (yes is None or yes.finite) and (no is None or no.kind != "wild" or no == NAN):
+        return GARBAGE if no is None or no == NAN else no  # Where(IsNaN(x), number, x)
     if yes is not None and no is not None and yes.hidden() and no.hidden():
         return State("masked", max(np.float64(yes.value), np.float64(no.value)))
     if any(s is not None and not (s.finite or (s.kind == "masked" and np.isfinite(s.value))) for s in (yes, no)):

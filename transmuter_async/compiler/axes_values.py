@@ -18,6 +18,7 @@ __all__ = [
     "JUDGES",
     "LARGE",
     "MASK",
+    "NAN",
     "POISON",
     "WILD",
     "Atom",
@@ -166,6 +167,8 @@ def within(span: Span) -> State:
 
 
 WILD = State("wild")
+NAN = State("wild", "nan")
+"""NaN or finite, but not infinite: what Softmax makes of a row that is masked everywhere."""
 
 
 def constant(value: Any) -> State:
