@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from transmuter_async.operators.context import Context
-from transmuter_async.operators.convolution_forms import channels_last, transposed_channels_last
+from transmuter_async.operators.convolution_forms import Filters, channels_last, transposed_channels_last
 from transmuter_async.operators.numeric import is_float, narrow, spatial, widen
 from transmuter_async.operators.registry import Operator, invoke
-from transmuter_async.operators.windows import pad_spatial, separable, windows
+from transmuter_async.operators.windows import separable, windows
 
 __all__ = ["ChannelsLast", "keep_channels_last"]
 
@@ -222,7 +222,7 @@ def _conv(call: _Call) -> tuple[Any, ...] | None:
     w = windows(x.shape, kernel, **geometry, auto_pad=call.defaulted("auto_pad"))
     if 0 in w.outputs:
         return None
-    y = channels_last(widen(_lies(x)), call.context.prepared(weights, "filters last"), w, group, call.context)
+    y = channels_last(widen(_lies(x)), Filters(weights, call.context), w, group, call.context)
     if bias is not None:
         y = y + widen(call.context.prepared(bias, "same"))
     return (ChannelsLast(narrow(y, x.dtype)),)
@@ -274,9 +274,8 @@ def _pool(call: _Call) -> tuple[Any, ...] | None:
     if 0 in w.outputs or not call.context.lowers("separable"):
         return None
     if call.definition.name == "MaxPool":
-        padded = pad_spatial(x.array, w.low, w.reach, -np.inf, first=1)
-        return (ChannelsLast(separable(padded, w, jnp.maximum, first=1)),)
-    total = separable(pad_spatial(widen(x.array), w.low, w.reach, first=1), w, jnp.add, first=1)
+        return (ChannelsLast(separable(x.array, w, jnp.maximum, -np.inf, first=1)),)
+    total = separable(widen(x.array), w, jnp.add, first=1)
     counts = np.maximum(w.counts(bool(call.defaulted("count_include_pad"))), 1).astype(total.dtype)
     return (ChannelsLast(narrow(total / counts[..., None], x.dtype)),)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jax import lax
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.windows import Windows, isolate, pad_spatial, taps
 
-__all__ = ["channels_first", "channels_last", "plain", "transposed_channels_last"]
+__all__ = ["Filters", "channels_first", "channels_last", "plain", "transposed_channels_last"]
 
 # Above this many multiply-adds per output the unrolled forms compile for longer than they save.
 _UNROLLED = 128
@@ -100,32 +102,47 @@ def channels_first(x: Any, weights: Any, w: Windows, group: int, context: Contex
 # --- channels last ------------------------------------------------------------------------------------------------------
 
 
-def channels_last(x: Any, weights: Any, w: Windows, group: int, context: Context) -> Any:
-    """The convolution of (N, *sizes, C) and (*kernel, C / group, M), floats: (N, *outputs, M)."""
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The weights of a convolution as the graph has them, (M, C / group, *kernel), and as programs take them."""
+
+    weights: Any
+    context: Context
+
+    def whole(self, kernel: Sequence[int]) -> Any:
+        """(*kernel, C / group, M); `kernel` may lack axes of size one."""
+        filters, per_group = self.weights.shape[:2]
+        return self.context.prepared(self.weights, "filters last").reshape(*kernel, per_group, filters)
+
+    def block(self, kernel: Sequence[int], first: int, each: int, together: int) -> Any:
+        """Those of `together` groups of `each` filters from group `first` on, dense, with zeros between the groups."""
+        made = self.context.prepared(self.weights, "block of groups", first, each, together)
+        return made.reshape(*kernel, *made.shape[-2:])
+
+
+def channels_last(x: Any, given: Filters, w: Windows, group: int, context: Context) -> Any:
+    """The convolution of (N, *sizes, C), floats: (N, *outputs, M)."""
     rank = len(w.kernel)
     batch, channels = x.shape[0], x.shape[-1]
-    per_group, filters = weights.shape[-2:]
+    filters, per_group = given.weights.shape[:2]
     dropped = without_unit_axes(w)
     if dropped is not None and context.lowers("unit axes"):
         thin, _ = dropped
-        lower = channels_last(
-            x.reshape(batch, *thin.sizes, channels),
-            weights.reshape(*thin.kernel, per_group, filters),
-            thin,
-            group,
-            context,
-        )
+        lower = channels_last(x.reshape(batch, *thin.sizes, channels), given, thin, group, context)
         return lower.reshape(batch, *w.outputs, filters)
     places = math.prod(w.kernel)
+    narrow = group > 1 and per_group <= 8 and places * per_group <= _UNROLLED and (per_group == 1 or places > 1)
+    if group > 1 and not narrow and context.lowers("block diagonal"):
+        return _in_blocks(x, given, w, group)
+    weights = given.whole(w.kernel)
     if group == 1 and places == 1 and not any(w.low) and context.lowers("pointwise product"):
         _, x = next(taps(pad_spatial(x, w.low, high_padding(w), first=1), w, first=1))
         mixed = jnp.matmul(x.reshape(-1, channels), weights.reshape(channels, filters))
         return mixed.reshape(batch, *w.outputs, filters)
-    narrow = group > 1 and per_group <= 8 and places * per_group <= _UNROLLED and (per_group == 1 or places > 1)
     if narrow and context.lowers("shifted taps"):
         return _shifted(x, weights, w, group)
-    if group > 1 and context.lowers("block diagonal"):
-        return _in_blocks(x, weights, w, group)
+    if narrow and context.lowers("block diagonal"):
+        return _in_blocks(x, given, w, group)
     if group == 1 and places > 1:
         halves = rank == 2 and w.strides == (2, 2) and w.dilations == (1, 1)
         if halves and channels <= 4 and w.kernel[-1] * channels < _SHORT_ROW and context.lowers("space to depth"):
@@ -179,20 +196,16 @@ def _shifted(x: Any, weights: Any, w: Windows, group: int) -> Any:
     return y.reshape(batch, *w.outputs, filters)
 
 
-def _in_blocks(x: Any, weights: Any, w: Windows, group: int) -> Any:
+def _in_blocks(x: Any, given: Filters, w: Windows, group: int) -> Any:
     """A few dense convolutions: of single groups where these are thick, else of neighbours with zeros between them."""
-    per_group, filters = weights.shape[-2:]
+    filters, per_group = given.weights.shape[:2]
     each = filters // group
     together = max(n for n in range(1, group + 1) if group % n == 0 and n <= max(1, _BLOCK // per_group))
     x = isolate(x)
     parts = []
-    for start in range(0, group, together):
-        inner = weights[..., start * each : (start + together) * each]
-        if together > 1:
-            spread = inner.reshape(*w.kernel, 1, per_group, together, each)
-            eye = jnp.eye(together, dtype=x.dtype).reshape(together, 1, together, 1)
-            inner = (spread * eye).reshape(*w.kernel, together * per_group, together * each)
-        lane = x[..., start * per_group : (start + together) * per_group]
+    for first in range(0, group, together):
+        inner = given.block(w.kernel, first, each, together)
+        lane = x[..., first * per_group : (first + together) * per_group]
         if math.prod(w.kernel) == 1 and not any(w.low):
             _, lane = next(taps(pad_spatial(lane, w.low, high_padding(w), first=1), w, first=1))
             mixed = jnp.matmul(lane.reshape(-1, lane.shape[-1]), inner.reshape(lane.shape[-1], -1))

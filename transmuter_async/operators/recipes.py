@@ -39,6 +39,18 @@ def _filters_last(weight: Any) -> Any:
     return xp(weight).moveaxis(widen(weight), (0, 1), (-1, -2))
 
 
+def _block_of_groups(weight: Any, first: int, each: int, together: int) -> Any:
+    """The filters of some groups as (*kernel, together * C / group, together * each), zeros between the groups."""
+    m = xp(weight)
+    part = _filters_last(weight[first * each : (first + together) * each])
+    if together == 1:
+        return part
+    *kernel, per_group, _ = part.shape
+    spread = part.reshape(*kernel, 1, per_group, together, each)
+    eye = m.eye(together, dtype=part.dtype).reshape(together, 1, together, 1)
+    return (spread * eye).reshape(*kernel, together * per_group, together * each)
+
+
 def _channels_last(rank: int) -> Recipe:
     def spread(value: Any) -> Any:
         """A value that broadcasts against one of that rank, with the channels as its last axis."""
@@ -85,6 +97,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "same": _same,
         "transposed": _transposed,
+        "block of groups": _block_of_groups,
         "deviation": _deviation,
         "filters last": _filters_last,
         "gates of inputs": _gates_of_inputs,
