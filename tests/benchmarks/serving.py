@@ -153,9 +153,12 @@ async def throughput() -> AsyncIterator[Figure]:
                 "onnxruntime, queue": lambda: all_at_once(hand, texts),
             }
             took: dict[str, list[float]] = {name: [] for name in ways}
+            used: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(turns):
-                for name, way in ways.items():
-                    took[name].append(await timed(way))
+                for name in ("offline", "worker", "worker", *ways):
+                    began = time.process_time()
+                    took[name].append(await timed(ways[name]))
+                    used[name].append(time.process_time() - began)
             counts = await serving.statistics()
             hand.send.close()
         for name, seconds in took.items():
@@ -168,12 +171,18 @@ async def throughput() -> AsyncIterator[Figure]:
             least=True,
             note=f"batches of {best}; mean batch {counts.mean_batch:.1f}, {counts.padded:.0%} padded",
         )
+        yield Figure(
+            "processor time of offline / worker",
+            sum(used["offline"]) / len(used["offline"]) / (sum(used["worker"]) / len(used["worker"])),
+            "×",
+            note="the same where the machine is busy with other things",
+        )
         for name in ("one at a time", "onnxruntime, to_thread", "onnxruntime, queue"):
             yield Figure(f"worker / {name}", _ratio(took, name, "worker"), "×")
 
 
 def _ratio(took: dict[str, list[float]], slow: str, fast: str) -> float:
-    return statistics.median(left / right for left, right in zip(took[slow], took[fast], strict=True))
+    return statistics.median(took[slow]) / statistics.median(took[fast])
 
 
 def _session(path: Any) -> Any:
