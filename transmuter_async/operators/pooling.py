@@ -106,9 +106,9 @@ def _max_values(x: Any, w: Windows, context: Context) -> Any:
     if 0 in x.shape or 0 in w.outputs:
         return xp(x).full((*x.shape[:2], *w.outputs), _lowest(x.dtype), x.dtype)
     if is_host(x):
-        return separable(pad_spatial(x, w.low, w.reach, _lowest(x.dtype)), w, np.maximum)
+        return separable(x, w, np.maximum, _lowest(x.dtype))
     if context.lowers("separable"):
-        return separable(pad_spatial(x, w.low, w.reach, _lowest(x.dtype)), w, jnp.maximum)
+        return separable(x, w, jnp.maximum, _lowest(x.dtype))
     return lax.reduce_window(x, jnp.asarray(_lowest(x.dtype)), lax.max, **_reduce_window(w))
 
 
@@ -216,9 +216,9 @@ def _sums(x: Any, w: Windows, context: Context) -> Any:
     if 0 in x.shape or 0 in w.outputs:
         return xp(x).zeros((*x.shape[:2], *w.outputs), x.dtype)
     if is_host(x):
-        return separable(pad_spatial(x, w.low, w.reach), w, np.add)
+        return separable(x, w, np.add)
     if context.lowers("separable"):
-        return separable(pad_spatial(x, w.low, w.reach), w, jnp.add)
+        return separable(x, w, jnp.add)
     return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, **_reduce_window(w))
 
 
