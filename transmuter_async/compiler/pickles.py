@@ -18,6 +18,7 @@ ALLOWED_GLOBALS = frozenset(
         ("jax._src.core", "ShapedArray"),
         ("jax._src.interpreters.pxla", "AllArgsInfo"),
         ("jax._src.interpreters.pxla", "UnloadedMeshExecutable"),
+        ("jax._src.layout", "AutoLayoutSingleton"),
         ("jax._src.layout", "Layout"),
         ("jax._src.linear_util", "DebugInfo"),
         ("jax._src.memory_space", "MemorySpace"),
