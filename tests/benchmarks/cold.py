@@ -31,13 +31,17 @@ async def _timed(compiled: tm.Compiled, inputs: dict[str, np.ndarray]) -> tuple[
 
 async def _until_compiled(runtime: tm.Runtime, compiled: tm.Compiled, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """Call until programs alone answer: the outputs then."""
-    async with runtime.telemetry.subscribe("transmuter.call.stop") as events:
+    bus = runtime.telemetry
+    async with (
+        bus.subscribe("transmuter.call.stop") as calls,
+        bus.subscribe("transmuter.segment.compile.stop") as compiles,
+    ):
         while True:
             outputs = await compiled.run(inputs)
-            event = await anext(aiter(events))
-            if event.metadata["tier"] == "compiled":
+            if (await anext(aiter(calls))).metadata["tier"] == "compiled":
                 return outputs
-            await anyio.sleep(0.01)
+            with anyio.move_on_after(2):  # calls would only keep the compile behind them from its cores
+                await anext(aiter(compiles))
 
 
 def _apart(a: dict[str, Any], b: dict[str, Any]) -> float:
