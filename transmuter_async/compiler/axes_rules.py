@@ -244,7 +244,7 @@ def _one_number(tensor: Tensor, value: Any) -> np.ndarray | None:
         and not value.dtype.hasobject
         and (value == value.flat[0]).all()
     ):
-        return value.reshape(-1)[0].reshape(())
+        return np.asarray(value.reshape(-1)[0])
     return None
 
 
