@@ -25,7 +25,15 @@ from transmuter_async.operators.quantization import (
     shifted,
 )
 from transmuter_async.operators.recipes import RECIPES
-from transmuter_async.operators.recurrence import clipper, finish, gate_functions, initial_state, row_lengths, run
+from transmuter_async.operators.recurrence import (
+    clipper,
+    finish,
+    gate_functions,
+    initial_state,
+    recur,
+    row_lengths,
+    run,
+)
 from transmuter_async.operators.registry import is_host, operator, xp
 
 MICROSOFT = "com.microsoft"
@@ -340,12 +348,19 @@ def dynamic_quantize_lstm_1(
     def step(now: Any, states: tuple[Any, ...]) -> tuple[Any, ...]:
         h, c = states
         q, by = _levels(h.reshape(directions, -1))
-        total = now + m.matmul(q.reshape(h.shape), r) * (by[..., None] * r_by)
+        total = now + recur(q.reshape(h.shape), r) * (by[..., None] * r_by)
         i, o, f, g = (total[..., n * hidden : (n + 1) * hidden] for n in range(4))
-        i = gate(bound(i if peep is None else i + peep[0] * c))
-        f = 1 - i if input_forget else gate(bound(f if peep is None else f + peep[2] * c))
+        if peep is None:
+            # One call for the three gates: three small ones cost more than their arithmetic.
+            gates = gate(bound(total[..., : 3 * hidden]))
+            i, o, f = (gates[..., n * hidden : (n + 1) * hidden] for n in range(3))
+        else:
+            i, f = gate(bound(i + peep[0] * c)), gate(bound(f + peep[2] * c))
+        if input_forget:
+            f = 1 - i
         new = f * c + i * candidate(bound(g))
-        o = gate(bound(o if peep is None else o + peep[1] * new))
+        if peep is not None:
+            o = gate(bound(o + peep[1] * new))
         return o * output(new), new
 
     start = tuple(initial_state(s, directions, batch, hidden, 0, inputs) for s in (initial_h, initial_c))
