@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import anyio
@@ -93,6 +94,16 @@ async def test_a_full_run_emits_what_the_catalogue_says() -> None:
         names = recorder.names()
         for name in ("transmuter.actor.started", "transmuter.actor.stopped"):
             assert [e.metadata["actor"] for e in recorder.named(name)].count(serving.name) == 1, names
+
+
+async def test_times_without_end() -> None:
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(doubling(), batching=BUCKETS)
+        async with runtime.serve(compiled, batch_size=[4], timeout=math.inf) as serving:
+            assert (await serving.run(row(1, 3))).keys() == (await serving.run(row(1, 3), timeout=math.inf)).keys()
+        for never in (math.inf, math.nan, -1):
+            with pytest.raises(ValueError, match="batch_timeout"):
+                await runtime.serve(compiled, batch_timeout=never)
 
 
 async def test_a_refusal_at_the_start_leaves_nothing_behind() -> None:

@@ -10,6 +10,7 @@ What takes time (the proof, building and cutting of large batches) happens in a 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -281,7 +282,7 @@ class ServingActor(Actor):
             item.rows,
             item.elements,
             now,
-            None if timeout is None else now + int(timeout * 1e9),
+            None if timeout is None or timeout == math.inf else now + int(timeout * 1e9),
             caller,
             item.alone,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,8 +34,8 @@ class ServingOptions:
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_timeout < 0:
-            raise ValueError(f"batch_timeout={self.batch_timeout} is negative")
+        if not 0 <= self.batch_timeout < math.inf:
+            raise ValueError(f"batch_timeout={self.batch_timeout} must be a number of seconds, at least 0")
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout={self.timeout} must be positive, or None")
         for name in ("max_padded", "queue_size", "concurrency"):
