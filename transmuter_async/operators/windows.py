@@ -176,8 +176,8 @@ def separable(x: Any, w: Windows, combine: Callable[[Any, Any], Any], fill: Any 
     """
     result = x
     for axis, (k, d, s, out) in enumerate(zip(w.kernel, w.dilations, w.strides, w.outputs, strict=True)):
-        around = [[n if i == axis else 0 for i, n in enumerate(ends)] for ends in (w.low, w.reach)]
-        padded = pad_spatial(result, *around, fill, first=first)
+        low, high = ([n if i == axis else 0 for i, n in enumerate(ends)] for ends in (w.low, w.reach))
+        padded = pad_spatial(result, low, high, fill, first=first)
         if k == 1 and s == 1 and padded.shape[first + axis] == out:
             result = padded
             continue
