@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import numpy as np
 import pytest
@@ -170,3 +172,18 @@ def test_angles_without_an_answer():
 def test_gradients_of_angles(name):
     made = proto([node(name, ["x"], ["y"])], ["x:float[40,50]"], ["y:float[...]"])
     same_gradients(made, {"x": random(40, 50, scale=20.0)})
+
+
+def test_angles_leave_no_traces_behind():
+    """The form branches, which is traced apart: jax would keep its own functions' traces, for every shape."""
+    session = Session(proto([node("Sin", ["x"], ["y"])], ["x:float[n]"], ["y:float[n]"]))
+
+    def traces():
+        session.cache.clear()
+        gc.collect()
+        return sum(type(each).__name__ == "JaxprEqn" for each in gc.get_objects())
+
+    before = traces()
+    for count in range(2000, 2004):
+        session({"x": random(count)})
+    assert traces() <= before

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache, reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -174,8 +175,15 @@ def _angles(x: Any, turned: int, context: Context) -> Any:
     angles = widen(x)
     if is_host(x) or angles.dtype != np.float32 or x.size < _MANY_ANGLES or not context.lowers("small angles"):
         return getattr(xp(x), plain)(angles).astype(x.dtype)
-    small = jnp.all(abs(angles) < np.float32(_ANGLE_LIMIT))
-    return lax.cond(small, lambda a: _wave(a, turned), getattr(jnp, plain), angles).astype(x.dtype)
+
+    def small(x: Any) -> Any:
+        with jax.disable_jit():  # else jax keeps the traces of its own functions, for every shape
+            return _wave(x, turned)
+
+    with jax.disable_jit():
+        fits = jnp.all(abs(angles) < np.float32(_ANGLE_LIMIT))
+    y = lax.cond(fits, small, lambda x: lax.cos(x) if turned else lax.sin(x), angles)
+    return lax.convert_element_type(y, x.dtype)
 
 
 @operator("Sin", since_version=7, loops=True)
