@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.compiler.support import node, proto
+from tests.compiler.support import Session, node, proto
 from tests.compiler.test_lowering import ALL, check, dims, forms, random
 from transmuter_async.compiler import to_jax
 from transmuter_async.graph import read_model
