@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ from transmuter_async.errors import (
     Overloaded,
 )
 from transmuter_async.serving import Serving
+from transmuter_async.serving.rows import Rows
 from transmuter_async.telemetry import CATALOGUE, Telemetry
 from transmuter_async.testing import Recorder
 
@@ -120,6 +122,47 @@ async def test_rows_of_one_request_stay_together_and_large_ones_are_joined_again
         for name in ("three", "two"):
             starts = [len(x) for x in model.calls if (x[:, 0] == sizes[name]).any()]
             assert len(starts) == 1  # its first row, and with it the others, in one call
+
+
+async def test_who_leaves_while_a_neighbour_is_joined_hurts_nobody(ready: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rows of a large request share a batch with others, which may leave while a thread joins its parts."""
+    joining, go_on = anyio.Event(), threading.Event()
+    monkeypatch.setattr("transmuter_async.serving.actor.INLINE_BYTES", 0)
+    telemetry = Telemetry()
+    async with (
+        fake_serving(ready, telemetry=telemetry) as (serving, model, actor),
+        Recorder(telemetry, "transmuter.queue") as recorder,
+    ):
+        rejoin = actor.rows.rejoin
+
+        def slowly(item: Any, parts: Any) -> Any:
+            if len(parts) > 1:
+                actor.loop.post(joining.set)
+                assert go_on.wait(20)
+            return rejoin(item, parts)
+
+        monkeypatch.setattr(Rows, "rejoin", lambda _, item, parts: slowly(item, parts))
+        async with anyio.create_task_group() as group:
+            callers = Callers(serving, group)
+            model.shut()
+            await callers.send("first", row(0))
+            await model.wait_calls(1)
+            await callers.send("six", row(6, 4, 6))
+            await callers.send("leaves", row(1))
+            await callers.send("stays", row(2))
+            model.open()
+            with anyio.fail_after(20):
+                await joining.wait()
+            callers.scopes["leaves"].cancel()
+            await callers.wait("leaves")
+            go_on.set()
+            await callers.wait("six", "stays")
+        assert right(row(6, 4, 6), callers.outcomes["six"])
+        assert right(row(2), callers.outcomes["stays"])
+        assert callers.outcomes["leaves"] == "cancelled"
+        statistics = await serving.statistics()
+        assert (statistics.restarts, statistics.answered, statistics.cancelled) == (0, 3, 1)
+        assert not recorder.events  # what left was computed
 
 
 async def test_a_request_without_rows_or_without_length_runs_as_it_is(ready: Any) -> None:

@@ -322,7 +322,7 @@ class ServingActor(Actor):
             )
             for batch in self._scheduler.cancel(ticket.id, self.clock()):
                 self._runs[batch].scope.cancel()
-            if not running:
+            if not running and sum(rows for _, rows, _ in ticket.parts) < ticket.item.rows:
                 self._reject(why)
             self._kick.set()
         self._settled()
@@ -516,7 +516,8 @@ class ServingActor(Actor):
             problem = first[number]
             ticket.reply.settle(None, problem if len(failed) == 1 else again(problem))
         for number in done:
-            ticket = self._tickets[number]
+            if (ticket := self._tickets.get(number)) is None:
+                continue  # its caller left while the rows of another were joined
             held = sum(getattr(value, "nbytes", 0) for _, _, part in ticket.parts for value in part.values())
             large = len(ticket.parts) > 1 and held > INLINE_BYTES
             outputs = await self.in_thread(large, self.rows.rejoin, ticket.item, ticket.parts)
