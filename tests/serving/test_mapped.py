@@ -90,6 +90,22 @@ async def test_a_slow_reader_holds_the_source_back(ready: Any) -> None:
         assert source.taken < 50
 
 
+async def test_a_plain_source_is_held_back_to_the_item(ready: Any) -> None:
+    taken = 0
+
+    def source() -> Iterator[dict[str, np.ndarray]]:
+        nonlocal taken
+        for each in rows(100):
+            taken += 1
+            yield each
+
+    async with fake_serving(ready) as (serving, _, _), serving.map(source(), concurrency=3) as results:
+        for number in range(1, 10):
+            await anext(results)
+            await settle(30)
+            assert taken == number + 3
+
+
 async def test_a_large_source_needs_no_memory(ready: Any) -> None:
     """What is in flight is bounded, so only the results that the reader keeps are there."""
     async with fake_serving(ready, batch_size=64, queue_size=128) as (serving, _, actor):
@@ -125,6 +141,23 @@ async def test_an_error_of_the_source_comes_after_the_results_before_it(ready: A
             async for outputs in serving.map(aiter(Source(10, OSError("the disk is gone")))):
                 found.append(outputs)
         assert len(found) == 10
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
+async def test_a_source_that_has_stopped_is_no_end(ready: Any, plain: bool) -> None:
+    """As when it is fed from another serving, which was closed: what is missing must not look like the end."""
+
+    def broken() -> Iterator[dict[str, np.ndarray]]:
+        yield row(1)
+        raise ActorStopped("another serving was closed")
+
+    error = ActorStopped("another serving was closed")
+    async with fake_serving(ready) as (serving, _, _):
+        results = serving.map(broken() if plain else aiter(Source(1, error)))
+        await anext(results)
+        with pytest.raises(ActorStopped, match="another serving"):
+            await anext(results)
+        assert serving.state == "running"
 
 
 async def test_a_loop_that_breaks_leaves_nothing_behind(ready: Any) -> None:

@@ -80,10 +80,7 @@ class _State:
                 if isinstance(self.source, AsyncIterable):
                     await self._feed_async(self.source)
                 else:
-                    for inputs in iter(self.source):
-                        await self._send(inputs)
-        except ActorStopped:
-            pass  # told where the result would have been
+                    await self._feed_plain(self.source)
         except Exception as error:
             self.error = error  # of the source
         finally:
@@ -91,6 +88,17 @@ class _State:
                 self.error = self.actor.stopped_error()
             self.exhausted = True
             self.changed.set()
+
+    async def _feed_plain(self, source: Iterable[Mapping[str, Any]]) -> None:
+        iterator = iter(source)
+        while True:
+            await self._wait_room()
+            try:
+                inputs = next(iterator)
+            except StopIteration:
+                return
+            if not await self._send(inputs):
+                return
 
     async def _feed_async(self, source: AsyncIterable[Mapping[str, Any]]) -> None:
         iterator = aiter(source)
@@ -101,7 +109,8 @@ class _State:
                     inputs = await anext(iterator)
                 except StopAsyncIteration:
                     return
-                await self._send(inputs)
+                if not await self._send(inputs):
+                    return
         finally:
             aclose = getattr(iterator, "aclose", None)
             if aclose is not None:
@@ -113,8 +122,8 @@ class _State:
             self.room = anyio.Event()
             await self.room.wait()
 
-    async def _send(self, inputs: Mapping[str, Any]) -> None:
-        await self._wait_room()
+    async def _send(self, inputs: Mapping[str, Any]) -> bool:
+        """Hand one item in. False: the serving has ended, which is told where the result would have been."""
         await checkpoint()  # a source that always has something must not hold the loop
         actor, index = self.actor, self.sent
         reply = _MapReply(self, index)
@@ -122,6 +131,8 @@ class _State:
         try:
             item = await actor.admit(actor.compiled._prepared.take_inputs(inputs))
             while True:
+                if self.scope.cancel_called:  # the map was left, and asyncio tells this task at its next wait only
+                    return False
                 try:
                     ticket = actor.submit(item, reply, caller=self, timeout=self.timeout)
                     break
@@ -129,10 +140,9 @@ class _State:
                     await anyio.sleep(error.retry_after)
         except Exception as error:
             self.settle(index, None, error)
-            if isinstance(error, ActorStopped):
-                raise
-        else:
-            self.tickets[index] = ticket
+            return not isinstance(error, ActorStopped)
+        self.tickets[index] = ticket
+        return True
 
 
 class _MapReply:
