@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tests.serving.simulation import MS, Simulation, limits, traffic
-from transmuter_async.serving.decisions import Limits
-from transmuter_async.serving.scheduler import BREAKER_FIRST, PATIENCE
+from transmuter_async.serving.decisions import Limits, Request
+from transmuter_async.serving.scheduler import BREAKER_FIRST, PATIENCE, Scheduler
 
 
 def shown(simulation: Simulation) -> list[list[tuple[int, int, int]]]:
@@ -376,3 +376,22 @@ def test_waiting_is_bounded_under_overload(seed: int) -> None:
     assert simulation.refused["full"] > 1000
     # Each batch of its queue takes an older part once its patience has ended, and no other queue goes more often than that.
     assert max(fate.batches for fate in simulation.fates.values()) <= (room + PATIENCE) * (PATIENCE + len(buckets)) / 4
+
+
+def test_deadlines_go_on_after_two_batches_of_a_bucket_were_compiled_at_once() -> None:
+    scheduler = Scheduler(limits(concurrency=2))
+    size = scheduler.limits.batch_sizes[-1]
+    for number in (0, 1):
+        request = Request(number, "a", size, 1, arrived=0, deadline=100 * MS)
+        assert scheduler.submit(request, 0) == "queued"
+    first, second = scheduler.next(0), scheduler.next(0)
+    assert first is not None
+    assert second is not None
+    for batch in (first, second):
+        scheduler.hold(batch.id, 10 * MS)
+    scheduler.ready(first.id, 500 * MS)
+    scheduler.ready(second.id, 510 * MS)
+    while scheduler.next(510 * MS) is not None:
+        pass
+    assert scheduler.expired(599 * MS) == ()
+    assert set(scheduler.expired(600 * MS)) == {0, 1}

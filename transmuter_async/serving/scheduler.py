@@ -495,8 +495,8 @@ class Scheduler:
     def _resume(self, batch: Batch, now: int) -> None:
         queue = self._queues[batch.key]
         queue.held -= 1
-        for state in () if queue.held else self._of(queue, batch):
-            if state.paused is not None:
+        for state in () if queue.held else self._states.values():  # also of batches whose program was there before
+            if state.request.key == queue.key and state.paused is not None:
                 if state.deadline is not None:
                     state.deadline += now - state.paused
                     heapq.heappush(self._deadlines, (state.deadline, state.request.id))
