@@ -494,10 +494,6 @@ class Telemetry:
                 parent = outer.id
         return Span(self, name, metadata, parent, call)
 
-    def next_id(self) -> int:
-        """An id for a span whose events the caller emits by itself."""
-        return next(_ids)
-
     def subscribe(self, *prefixes: str, buffer: int = 1024) -> Subscription:
         """Events under `prefixes` (none: all), as `async with … as events: async for event in events`.
 

@@ -75,10 +75,6 @@ class Gate:
         while len(self.came) < count:
             await self._changed.wait()
 
-    async def wait_empty(self) -> None:
-        while self.inside:
-            await self._changed.wait()
-
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()

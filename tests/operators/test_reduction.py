@@ -16,12 +16,6 @@ REDUCTIONS = [
     "ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare",
     "ReduceLogSum", "ReduceLogSumExp",
 ]  # fmt: skip
-NUMPY = {
-    "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceProd": np.prod, "ReduceMax": np.max, "ReduceMin": np.min,
-    "ReduceL1": lambda x, axis: np.abs(x).sum(axis), "ReduceL2": lambda x, axis: np.sqrt((x * x).sum(axis)),
-    "ReduceSumSquare": lambda x, axis: (x * x).sum(axis), "ReduceLogSum": lambda x, axis: np.log(x.sum(axis)),
-    "ReduceLogSumExp": lambda x, axis: np.log(np.exp(x).sum(axis)),
-}  # fmt: skip
 
 
 def axes_input(axes):

@@ -12,10 +12,13 @@ data, must be what the graph gives without padding. What holds for each value is
 - a taint: the value was computed from the padded size, or from a row's place in the batch. It may be used as a size or
   be dropped, but must not reach an output.
 
-A rule for each operator says how these go through it (`axes_rules`, `axes_moves`, `axes_index`, `axes_windows`). An operator that mixes is named by a
-`Mixes`; one without a rule is refused as soon as it meets a followed axis. What is assumed, and documented: arithmetic
-that is finite on data is finite on what the graph computes from padding, and scores stay below 4 900 in magnitude where a
-mask adds -10 000.
+A rule for each operator says how these go through it: `axes_rules` (elementwise), `axes_products`, `axes_norms`, `axes_moves`,
+`axes_index`, `axes_windows`, `axes_attention`, `axes_control`. An operator that mixes is named by a `Mixes`; one without a rule is
+refused as soon as it meets a followed axis. Beside the axes go three questions about values: of which kind they are
+(`axes_kinds`), between which bounds they lie (`axes_spans`), and whether a mask leaves data alone (`axes_live`). `axes_proof`
+walks the graph and judges; `axes_rewrite` writes the nodes that a padded graph needs. What is assumed, and documented:
+arithmetic that is finite on data is finite on what the graph computes from padding, and scores stay below 4 900 in magnitude
+where a mask adds -10 000.
 """
 
 from __future__ import annotations

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from transmuter_async.compiler.axes_values import Mask
+from transmuter_async.compiler.writer import Writer
 from transmuter_async.graph import Graph, Node, TensorType
 
 __all__ = ["Born", "find_born", "lengths_below", "rewrite", "size_name", "true_name"]
 
-_OPSET = 19
 _INT64, _DOUBLE = 7, 11
 _SAME_NUMBER = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})
 
@@ -99,28 +98,6 @@ def lengths_below(graph: Graph, born: Iterable[Born]) -> dict[str, str]:
     return found
 
 
-class _Writer:
-    """Nodes put before one of the graph, and the constants that they read."""
-
-    def __init__(self, near: Node, constants: dict[str, np.ndarray]) -> None:
-        self.near = near
-        self.constants = constants
-        self.nodes: list[Node] = []
-
-    def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        array = np.asarray(value, dtype)
-        name = f"@{array.dtype.name}{array.tolist()}"
-        if name not in self.constants:
-            array.flags.writeable = False
-            self.constants[name] = array
-        return name
-
-    def add(self, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        path = (*self.near.path, len(self.nodes))
-        self.nodes.append(Node(op_type, "", tuple(inputs), (output,), attributes, output, path, _OPSET))
-        return output
-
-
 def rewrite(graph: Graph, born: Iterable[Born], buckets: Mapping[str, Sequence[int]], masks: Iterable[Mask]) -> Graph:
     """The graph with its born sizes brought up to buckets, and padding put back before windows.
 
@@ -144,7 +121,7 @@ def rewrite(graph: Graph, born: Iterable[Born], buckets: Mapping[str, Sequence[i
     constants: dict[str, np.ndarray] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        writer = _Writer(node, constants)
+        writer = Writer(node, constants)
         for mask in by_output.get(node.outputs[0] if node.outputs else "", ()):
             source = sources.get(mask.dim, size_name(mask.dim))
             held = _put_back(writer, mask, node.inputs[0], source)
@@ -154,7 +131,7 @@ def rewrite(graph: Graph, born: Iterable[Born], buckets: Mapping[str, Sequence[i
             if name in made:
                 true = true_name(name)
                 nodes.append(replace(node, outputs=tuple(true if n == name else n for n in node.outputs)))
-                after = _Writer(node, constants)
+                after = Writer(node, constants)
                 _to_bucket(after, name, true, buckets[made[name].dim])
                 nodes.extend(after.nodes)
                 break
@@ -163,7 +140,7 @@ def rewrite(graph: Graph, born: Iterable[Born], buckets: Mapping[str, Sequence[i
     return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **constants})
 
 
-def _to_bucket(writer: _Writer, name: str, true: str, sizes: Sequence[int]) -> None:
+def _to_bucket(writer: Writer, name: str, true: str, sizes: Sequence[int]) -> None:
     """The smallest bucket that holds a size; 0 stays 0, and what no bucket holds stays as it is.
 
     Computed in floats, exactly: integers that follow from an input by integer arithmetic alone would enter a program by the
@@ -182,7 +159,7 @@ def _to_bucket(writer: _Writer, name: str, true: str, sizes: Sequence[int]) -> N
     writer.add("CastLike", [formed, true], name)
 
 
-def _put_back(writer: _Writer, mask: Mask, name: str, source: str) -> str:
+def _put_back(writer: Writer, mask: Mask, name: str, source: str) -> str:
     base = f"{mask.output}@mask{mask.axis}"
     size = writer.add("Shape", [name], f"{base} size", start=mask.axis, end=mask.axis + 1)
     count = writer.add("Squeeze", [size], f"{base} count")

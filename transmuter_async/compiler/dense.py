@@ -22,12 +22,12 @@ import numpy as np
 
 from transmuter_async.compiler.axes import Atom, Dim, Follower, Mixing, Tensor, declared, plain, size_of
 from transmuter_async.compiler.sizes import Poly
+from transmuter_async.compiler.writer import Writer
 from transmuter_async.graph import Graph, Node
 
 __all__ = ["densify", "rewritten"]
 
 MARK = "@first selected"
-_OPSET = 19
 _BOOL, _INT32 = 9, 6
 _INDEX = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterND": 1, "ScatterElements": 1}
 _BEYOND = (("", "Loop"), ("", "Scan"), ("com.microsoft", "EmbedLayerNormalization"), ("com.microsoft", "GroupQueryAttention"))
@@ -197,27 +197,6 @@ def _only_indexes(graph: Graph, name: str) -> bool:
 # --- rewriting --------------------------------------------------------------------------------------------------------
 
 
-class _Writer:
-    """Nodes in place of one, and the constants that they read."""
-
-    def __init__(self, constants: dict[str, np.ndarray]) -> None:
-        self.constants = constants
-        self.nodes: list[Node] = []
-
-    def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        array = np.asarray(value, dtype)
-        name = f"@{array.dtype.name}{array.tolist()}"
-        if name not in self.constants:
-            array.flags.writeable = False
-            self.constants[name] = array
-        return name
-
-    def add(self, near: Node, op_type: str, inputs: Sequence[str], output: str, *, named: str = "", **attributes: Any) -> str:
-        path = (*near.path, len(self.nodes))
-        self.nodes.append(Node(op_type, "", tuple(inputs), (output,), attributes, named or output, path, _OPSET))
-        return output
-
-
 def _rewrite(graph: Graph, follower: _Selections) -> Graph:
     constants: dict[str, np.ndarray] = {}
     nodes: list[Node] = []
@@ -229,15 +208,15 @@ def _rewrite(graph: Graph, follower: _Selections) -> Graph:
         for node in region.lookups:
             lookups.setdefault(node.outputs[0], []).append(region)
     for node in graph.nodes:
-        writer = _Writer(constants)
+        writer = Writer(node, constants)
         out = node.outputs[0] if node.outputs else ""
         if node.op_type == "NonZero" and out in owners:
             region = owners[out]
             if out == region.node.outputs[0]:
                 _mask(writer, region)
             # Only its shape is read any more.
-            shape = writer.add(node, "Concat", [writer.constant([region.rank]), f"{region.node.outputs[0]}@size"], f"{out}@shape", axis=0)
-            writer.add(node, "Expand", [writer.constant(0), shape], out)
+            shape = writer.add("Concat", [writer.constant([region.rank]), f"{region.node.outputs[0]}@size"], f"{out}@shape", axis=0)
+            writer.add("Expand", [writer.constant(0), shape], out)
         elif out in gathers:
             _gather(writer, gathers[out], node)
         elif out in scatters:
@@ -250,50 +229,50 @@ def _rewrite(graph: Graph, follower: _Selections) -> Graph:
     return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **constants})
 
 
-def _mask(writer: _Writer, region: _Region) -> None:
+def _mask(writer: Writer, region: _Region) -> None:
     """What all of a region's nodes share: the mask as booleans, its rows, and for each row the one to work on."""
     node = region.node
     base = node.outputs[0]
-    mask = writer.add(node, "Cast", [node.inputs[0]], f"{base}@mask", to=_BOOL)
-    flat = writer.add(node, "Reshape", [mask, writer.constant([-1])], f"{base}@flat")
-    numbers = writer.add(node, "Cast", [flat], f"{base}@numbers", to=_INT32)
+    mask = writer.add("Cast", [node.inputs[0]], f"{base}@mask", to=_BOOL)
+    flat = writer.add("Reshape", [mask, writer.constant([-1])], f"{base}@flat")
+    numbers = writer.add("Cast", [flat], f"{base}@numbers", to=_INT32)
     # One more that is false: an empty mask has a largest element then, and no row is looked up.
-    more = writer.add(node, "Concat", [numbers, writer.constant([0], np.int32)], f"{base}@more", axis=0)
-    first = writer.add(node, "ArgMax", [more], f"{base}@first", named=", ".join(region.labels) + MARK, axis=0, keepdims=1)
-    size = writer.add(node, "Shape", [flat], f"{base}@size")
-    count = writer.add(node, "Squeeze", [size, writer.constant([0])], f"{base}@count")
-    places = writer.add(node, "Range", [writer.constant(0), count, writer.constant(1)], f"{base}@places")
-    writer.add(node, "Where", [flat, places, first], f"{base}@rows")
-    some = writer.add(node, "ReduceMax", [more, writer.constant([0])], f"{base}@some", keepdims=0)
-    writer.add(node, "Cast", [some], f"{base}@any", to=_BOOL)
+    more = writer.add("Concat", [numbers, writer.constant([0], np.int32)], f"{base}@more", axis=0)
+    first = writer.add("ArgMax", [more], f"{base}@first", named=", ".join(region.labels) + MARK, axis=0, keepdims=1)
+    size = writer.add("Shape", [flat], f"{base}@size")
+    count = writer.add("Squeeze", [size, writer.constant([0])], f"{base}@count")
+    places = writer.add("Range", [writer.constant(0), count, writer.constant(1)], f"{base}@places")
+    writer.add("Where", [flat, places, first], f"{base}@rows")
+    some = writer.add("ReduceMax", [more, writer.constant([0])], f"{base}@some", keepdims=0)
+    writer.add("Cast", [some], f"{base}@any", to=_BOOL)
 
 
-def _gather(writer: _Writer, region: _Region, node: Node) -> None:
+def _gather(writer: Writer, region: _Region, node: Node) -> None:
     base, out = region.node.outputs[0], node.outputs[0]
-    rest = writer.add(node, "Shape", [node.inputs[0]], f"{out}@rest", start=region.rank)
-    shape = writer.add(node, "Concat", [f"{base}@size", rest], f"{out}@shape", axis=0)
-    rows = writer.add(node, "Reshape", [node.inputs[0], shape], f"{out}@all", allowzero=1)
-    writer.add(node, "Gather", [rows, f"{base}@rows"], out, axis=0)
+    rest = writer.add("Shape", [node.inputs[0]], f"{out}@rest", start=region.rank)
+    shape = writer.add("Concat", [f"{base}@size", rest], f"{out}@shape", axis=0)
+    rows = writer.add("Reshape", [node.inputs[0], shape], f"{out}@all", allowzero=1)
+    writer.add("Gather", [rows, f"{base}@rows"], out, axis=0)
 
 
-def _scatter(writer: _Writer, region: _Region, node: Node, rest: int) -> None:
+def _scatter(writer: Writer, region: _Region, node: Node, rest: int) -> None:
     base, out = region.node.outputs[0], node.outputs[0]
     held, _, updates = node.inputs
-    shape = writer.add(node, "Shape", [held], f"{out}@shape")
-    rows = writer.add(node, "Reshape", [updates, shape], f"{out}@all", allowzero=1)
+    shape = writer.add("Shape", [held], f"{out}@shape")
+    rows = writer.add("Reshape", [updates, shape], f"{out}@all", allowzero=1)
     mask = f"{base}@mask"
     if rest:
         axes = writer.constant(list(range(region.rank, region.rank + rest)))
-        mask = writer.add(node, "Unsqueeze", [mask, axes], f"{out}@mask")
-    writer.add(node, "Where", [mask, rows, held], out)
+        mask = writer.add("Unsqueeze", [mask, axes], f"{out}@mask")
+    writer.add("Where", [mask, rows, held], out)
 
 
-def _safe(writer: _Writer, node: Node, regions: Sequence[_Region]) -> Node:
+def _safe(writer: Writer, node: Node, regions: Sequence[_Region]) -> Node:
     """The node with its indices zero where its region selects nothing: their rows are never used."""
     at = _INDEX[node.op_type]
     index = node.inputs[at]
     for region in regions:
-        zero = writer.add(node, "CastLike", [writer.constant(0), index], f"{node.outputs[0]}@zero{len(writer.nodes)}")
+        zero = writer.add("CastLike", [writer.constant(0), index], f"{node.outputs[0]}@zero{len(writer.nodes)}")
         chosen = f"{node.outputs[0]}@index{len(writer.nodes)}"
-        index = writer.add(node, "Where", [f"{region.node.outputs[0]}@any", index, zero], chosen)
+        index = writer.add("Where", [f"{region.node.outputs[0]}@any", index, zero], chosen)
     return replace(node, inputs=(*node.inputs[:at], index, *node.inputs[at + 1 :]))

@@ -122,7 +122,6 @@ class _Set:
 
 # A parsed pattern: ("set", _Set) | ("assert", kind) | ("concat", nodes) | ("either", nodes) | ("repeat", node, low, high)
 _Node = tuple[Any, ...]
-_EMPTY: _Node = ("concat", ())
 
 
 class _Parser:
