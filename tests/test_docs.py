@@ -69,3 +69,30 @@ def test_the_readme_has_both_commands() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert any(line.startswith("python3 -m venv") and line.endswith("&& transmuter demo") for line in lines)
     assert sum(line.startswith("python3 -m venv") and "pytest" in line for line in lines) == 1
+
+
+def test_the_index_lists_every_page() -> None:
+    text = (ROOT / "docs" / "index.md").read_text("utf-8")
+    listed = text.partition("```{toctree}")[2].partition("```")[0].split()
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.name != "index.md":
+            assert page.stem in listed, f"{page.name} is not in the table of contents"
+            assert f"]({page.name})" in text, f"{page.name} has no line that says what it is about"
+
+
+def test_the_design_names_files_that_exist() -> None:
+    """A file that is split or renamed is told where the layers are explained."""
+    package = ROOT / "transmuter_async"
+    text = (ROOT / "docs" / "design.md").read_text("utf-8")
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)?\.py)`", text)
+    assert named
+    for name in named:
+        found = [*package.glob(name), *package.glob(f"*/{name}"), *ROOT.glob(name)]
+        assert found, f"design.md names {name}, which does not exist"
+    for stem in re.findall(r"`(axes_[a-z]+)`", text):
+        assert (package / "compiler" / f"{stem}.py").exists(), stem
+    for rules in (package / "compiler").glob("axes_*.py"):
+        assert f"`{rules.stem}`" in text, f"design.md does not say what {rules.name} is for"
+    for folder in package.iterdir():
+        if (folder / "__init__.py").exists() and folder.name != "demo":
+            assert f"| `{folder.name}` |" in text, f"design.md has no line for {folder.name}"

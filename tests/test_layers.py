@@ -153,6 +153,9 @@ def test_imports_follow_the_arrows(file: Path) -> None:
         ("actors/x.py", "from transmuter_async import Runtime", "from the layer that defines it"),
         ("actors/x.py", "from transmuter_async.graph.model import Node", "a deep import"),
         ("graph/x.py", "from ..compiler import y", "against the arrows"),
+        ("actors/x.py", "from transmuter_async.serving import Serving", "against the arrows"),
+        ("serving/x.py", "from transmuter_async.hub import HubClient", "against the arrows"),
+        ("serving/x.py", "from transmuter_async.actors.model import ModelActor", "a deep import"),
         ("graph/x.py", "def f():\n    import jax", "values only"),
     ],
 )
