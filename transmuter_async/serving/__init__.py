@@ -1,8 +1,8 @@
 """The batch worker: many callers, one queue for each bucket, full batches, and each gets what it would get alone.
 
-`scheduler.py` decides which rows run together and when, as plain code on values (`decisions.py`). `rows.py` joins requests along the axis
-that the compiler proved to be rows, and cuts the outputs; `trial.py` and `warming.py` try that once. `actor.py` is the worker in front of a
-model actor, `handle.py` its address, `mapped.py` what a source of many requests goes through.
+`scheduler.py` decides which rows run together and when, as plain code on values (`decisions.py`, `queues.py`). `rows.py` joins
+requests along the axis that the compiler proved to be rows, and cuts the outputs; `trial.py` and `warming.py` try that once.
+`actor.py` is the worker in front of a model actor, `handle.py` its address, `mapped.py` what a source of many requests goes through.
 
 The layer is handed a compiled model and the runtime's bus; it knows no files, no Hub and no tasks.
 """

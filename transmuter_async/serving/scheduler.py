@@ -28,11 +28,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from transmuter_async.serving.costs import Costs
 from transmuter_async.serving.decisions import Batch, Limits, Part, Request
+from transmuter_async.serving.queues import Pending, Queue, Running, Waiting
 
 __all__ = ["BREAKER_FIRST", "BREAKER_LONGEST", "PATIENCE", "Scheduler"]
 
@@ -54,77 +54,6 @@ BREAKER_FAILURES = 3
 Entry = Literal["queued", "line", "full", "open"]
 
 
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """A part that waits."""
-
-    part: Part
-    request: Request
-    entered: int
-    """Batches that had left its queue when it came."""
-    waiting: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class _Queue:
-    """Parts of one bucket, by age and by turn."""
-
-    key: Hashable
-    limit: int
-    by_age: deque[_Piece] = field(default_factory=deque)
-    by_turn: list[tuple[int, int, _Piece]] = field(default_factory=list)
-    rows: int = 0
-    count: int = 0
-    """Parts that wait; the lists hold others, too, until they are tidied."""
-    passed: int = 0
-    now: int = 0
-    """Virtual time, in rows."""
-    turns: dict[Hashable, int] = field(default_factory=dict)
-    held: int = 0
-    """Batches whose program compiles."""
-    batches: int = 0
-    favoured: bool = False
-    """Whether the last batch started with the oldest part because of its age."""
-
-    def oldest(self) -> _Piece | None:
-        while self.by_age and not self.by_age[0].waiting:
-            self.by_age.popleft()
-        return self.by_age[0] if self.by_age else None
-
-    def turn(self, caller: Hashable, rows: int) -> int:
-        """When a part is to go, in virtual time: one row after now, or behind all rows that its caller has waiting."""
-        if caller is None:
-            return self.now + 1
-        turn = max(self.now, self.turns.get(caller, 0)) + 1
-        self.turns[caller] = turn - 1 + rows
-        if len(self.turns) > 64 + 2 * len(self.by_age):
-            self.turns = {who: at for who, at in self.turns.items() if at > self.now}
-        return turn
-
-
-@dataclass(slots=True, eq=False)
-class _State:
-    """A request that is not answered."""
-
-    request: Request
-    deadline: int | None
-    left: int
-    """Rows that are not computed yet."""
-    pieces: list[_Piece] = field(default_factory=list)
-    paused: int | None = None
-    """Since when its deadline stands still."""
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    batch: Batch
-    live: set[int]
-    """Requests that somebody still waits for."""
-    began: int
-    held: bool = False
-    compiling: bool = False
-
-
 class Scheduler:
     """The queues, the line in front of them, the deadlines, and the breaker. One owner, no locks.
 
@@ -135,12 +64,12 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.draining = False
-        self._queues: dict[Hashable, _Queue] = {}
-        self._line: deque[_State] = deque()
-        self._states: dict[int, _State] = {}
+        self._queues: dict[Hashable, Queue] = {}
+        self._line: deque[Pending] = deque()
+        self._states: dict[int, Pending] = {}
         self._deadlines: list[tuple[int, int]] = []
-        self._running: dict[int, _Running] = {}
-        self._ready: deque[_Running] = deque()  # their program has been compiled, and they wait for a slot
+        self._running: dict[int, Running] = {}
+        self._ready: deque[Running] = deque()  # their program has been compiled, and they wait for a slot
         self._slots = 0
         self._sequence = 0
         self._batches = 0
@@ -206,7 +135,7 @@ class Scheduler:
         fits = not self._lined and self._fits(request)
         if nowait and not fits:
             return "full"
-        state = _State(request, request.deadline, request.rows)
+        state = Pending(request, request.deadline, request.rows)
         self._states[request.id] = state
         if request.deadline is not None:
             if len(self._deadlines) > 64 + 4 * len(self._states):
@@ -226,16 +155,16 @@ class Scheduler:
     def _fits(self, request: Request) -> bool:
         return not self._waiting or self._waiting + request.rows <= self.limits.queue_size
 
-    def _enqueue(self, state: _State, now: int) -> None:
+    def _enqueue(self, state: Pending, now: int) -> None:
         request = state.request
         queue = self._queues.get(request.key)
         if queue is None:
             limit = max(request.rows, 1) if request.alone else self.limits.rows(request.elements)
-            queue = self._queues[request.key] = _Queue(request.key, limit)
+            queue = self._queues[request.key] = Queue(request.key, limit)
         start = 0
         while True:
             rows = min(queue.limit, request.rows - start)
-            piece = _Piece(Part(request.id, start, rows), request, queue.batches)
+            piece = Waiting(Part(request.id, start, rows), request, queue.batches)
             state.pieces.append(piece)
             self._sequence += 1
             queue.by_age.append(piece)
@@ -286,7 +215,7 @@ class Scheduler:
         self._admit(now)
         return tuple(useless)
 
-    def _drop(self, state: _State) -> None:
+    def _drop(self, state: Pending) -> None:
         queue = self._queues.get(state.request.key)
         for piece in state.pieces:
             if piece.waiting:
@@ -295,7 +224,7 @@ class Scheduler:
         if queue is not None:
             self._tidy(queue)
 
-    def _tidy(self, queue: _Queue) -> None:
+    def _tidy(self, queue: Queue) -> None:
         if queue.oldest() is None and not queue.held:
             del self._queues[queue.key]
             return
@@ -346,14 +275,14 @@ class Scheduler:
         self._slots += 1
         if batch.probe:
             self._probing = batch.id
-        self._running[batch.id] = _Running(batch, {part.request for part in batch.parts}, now)
+        self._running[batch.id] = Running(batch, {part.request for part in batch.parts}, now)
         self._tidy(queue)
         self._admit(now)
         return batch
 
-    def _choose(self, now: int) -> tuple[_Queue | None, str]:
+    def _choose(self, now: int) -> tuple[Queue | None, str]:
         idle = self._slots == 0
-        best: tuple[tuple[int, int], _Queue, str] | None = None
+        best: tuple[tuple[int, int], Queue, str] | None = None
         for queue in self._queues.values():
             oldest = None if queue.held else queue.oldest()
             if oldest is None:
@@ -371,8 +300,8 @@ class Scheduler:
                 best = (rank, queue, reason)
         return (None, "") if best is None else best[1:]
 
-    def _take(self, queue: _Queue, now: int, reason: str, *, probe: bool) -> Batch | None:
-        taken: list[_Piece] = []
+    def _take(self, queue: Queue, now: int, reason: str, *, probe: bool) -> Batch | None:
+        taken: list[Waiting] = []
         room = self._room(queue)
         while (first := queue.oldest()) is not None and self._late(first, now):
             self._remove(queue, first)  # `expired` answers it
@@ -387,7 +316,7 @@ class Scheduler:
             room -= first.part.rows
         if not taken and room < first.part.rows:
             room = queue.limit  # requests that stay whole may be larger than what pays
-        left: list[tuple[int, int, _Piece]] = []
+        left: list[tuple[int, int, Waiting]] = []
         while room > 0 and queue.by_turn and len(left) < SKIPS:
             entry = heapq.heappop(queue.by_turn)
             turn, _, piece = entry
@@ -420,7 +349,7 @@ class Scheduler:
             probe,
         )
 
-    def _room(self, queue: _Queue) -> int:
+    def _room(self, queue: Queue) -> int:
         """Rows that the next batch of a queue is to have at most."""
         rows = min(queue.rows, queue.limit)
         up = self.limits.program(rows)
@@ -430,16 +359,16 @@ class Scheduler:
         fewer = self._costs.fewer(oldest.request.elements, rows, up, self.limits.batch_sizes)
         return queue.limit if fewer is None else fewer
 
-    def _cost(self, running: _Running, now: int) -> None:
+    def _cost(self, running: Running, now: int) -> None:
         state = self._states.get(running.batch.parts[0].request)
         if state is not None and not state.request.alone and not running.compiling and now > running.began:
             self._costs.seen(state.request.elements, running.batch.program, now - running.began)
 
-    def _late(self, piece: _Piece, now: int) -> bool:
+    def _late(self, piece: Waiting, now: int) -> bool:
         state = self._states.get(piece.request.id)
         return state is None or (state.deadline is not None and state.deadline <= now and state.paused is None)
 
-    def _remove(self, queue: _Queue, piece: _Piece) -> None:
+    def _remove(self, queue: Queue, piece: Waiting) -> None:
         piece.waiting = False
         queue.count -= 1
         queue.rows -= piece.part.rows
@@ -475,7 +404,7 @@ class Scheduler:
     def _pause(self, batch: Batch, now: int) -> None:
         queue = self._queues.get(batch.key)
         if queue is None:  # this batch took all that was in it
-            queue = self._queues[batch.key] = _Queue(batch.key, 1)
+            queue = self._queues[batch.key] = Queue(batch.key, 1)
             request = self._states.get(batch.parts[0].request)
             if request is not None:
                 alone = request.request.alone
@@ -485,7 +414,7 @@ class Scheduler:
             if state.paused is None:
                 state.paused = now
 
-    def _of(self, queue: _Queue, batch: Batch) -> list[_State]:
+    def _of(self, queue: Queue, batch: Batch) -> list[Pending]:
         """Who waits for a queue, in it, in the line, and in a batch of it."""
         ids = [piece.request.id for piece in queue.by_age if piece.waiting]
         ids += [state.request.id for state in self._line if state.request.key == queue.key]
