@@ -117,17 +117,17 @@ def _metric(
 
 
 def counter(name: str, *, tags: Iterable[str] = (), description: str = "") -> Metric:
-    """How many events there were, whatever the measurement's value."""
+    """How many events there were, whatever the measurement's value. See `Metric` for the arguments."""
     return _metric("counter", name, None, tags, description)
 
 
 def sum_(name: str, *, unit: str | None = None, tags: Iterable[str] = (), description: str = "") -> Metric:
-    """The measurement added up."""
+    """The measurement added up. See `Metric` for the arguments."""
     return _metric("sum", name, unit, tags, description)
 
 
 def last_value(name: str, *, unit: str | None = None, tags: Iterable[str] = (), description: str = "") -> Metric:
-    """The newest value of the measurement."""
+    """The newest value of the measurement. See `Metric` for the arguments."""
     return _metric("last_value", name, unit, tags, description)
 
 
@@ -139,7 +139,7 @@ def summary(
     description: str = "",
     buckets: Iterable[float] | None = None,
 ) -> Metric:
-    """How the measurement is spread. A Histogram in Prometheus, whose own summaries have no quantiles."""
+    """How the measurement is spread. A Histogram in Prometheus, whose own summaries have no quantiles. See `Metric` for the arguments."""
     return _metric("summary", name, unit, tags, description, buckets)
 
 
@@ -151,7 +151,7 @@ def distribution(
     description: str = "",
     buckets: Iterable[float] | None = None,
 ) -> Metric:
-    """How the measurement is spread, in buckets."""
+    """How the measurement is spread, in buckets. See `Metric` for the arguments."""
     return _metric("distribution", name, unit, tags, description, buckets)
 
 

@@ -65,6 +65,7 @@ def prove(
     """Follow dimensions through a graph.
 
     Args:
+        graph: As it was prepared, without nodes for padding.
         dims: Those to follow.
         places: Where the inputs carry them.
         batching: Says what stands on the padding.
@@ -72,6 +73,9 @@ def prove(
         watched: Whether an alarm rings for NaN and infinity.
         shapes: Sizes of the axes that are not followed, of one call; None follows them as symbols.
         values: Inputs whose value is known, of one call.
+
+    Returns:
+        What was found, also where it speaks against padding: the caller judges `Proof.mixes`.
     """
     made = {each.tensor: each.dim for each in born if not each.given}
     given_sizes = {each.tensor: each.dim for each in born if each.given}

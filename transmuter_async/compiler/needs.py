@@ -16,7 +16,21 @@ __all__ = ["admit", "depends_on_values", "first_traced", "known_value", "needs_v
 
 
 def admit(run: Run, node: Node, definition: Operator, values: list[Any]) -> tuple[list[Any], bool]:
-    """Make a node's inputs fit for a trace: needs met, large known values lifted. Whether the result is forced to be traced."""
+    """Make a node's inputs fit for a trace.
+
+    Args:
+        run: The trace.
+        node: Whose inputs.
+        definition: Of its operator; says which inputs must be known.
+        values: Of its inputs, known or traced.
+
+    Returns:
+        The values, with needs met and large known arrays lifted to arguments of the program, and whether the result is to be
+        traced although all of them are known.
+
+    Raises:
+        NeedsValue: One must be known and is not: the segment ends before the node.
+    """
     if any(map(is_opaque, values)):
         index = next(i for i, v in enumerate(values) if is_opaque(v))
         raise needs_value(run, node, index, f"the {definition.input_name(index)} of {node.op_type} {node.name!r}")

@@ -299,7 +299,14 @@ class _InTurn:
 
 
 def launcher(program: Any, *, arguments: Sequence[str], donated: Sequence[str], mesh: Mesh | None) -> Any:
-    """What a segment calls for an XLA program: the program itself where nothing is special."""
+    """What a segment calls for an XLA program: the program itself where nothing is special.
+
+    Args:
+        program: As XLA compiled it.
+        arguments: Names of the segment's arguments, in order.
+        donated: Of these, the ones whose memory it consumes; the program takes them apart from the others, in this order.
+        mesh: Devices that it runs on together; None for one.
+    """
     if donated:
         program = _Donating(program, len(arguments), tuple(arguments.index(name) for name in donated))
     return program if mesh is None else _InTurn(program)

@@ -110,7 +110,17 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 def keep_channels_last(
     definition: Operator, values: Sequence[Any], attributes: dict[str, Any], runner: dict[str, Any]
 ) -> tuple[Any, ...] | None:
-    """Compute a node on values that keep their channels last, or None where it has to be computed on plain ones."""
+    """Compute a node on values that keep their channels last.
+
+    Args:
+        definition: Of its operator.
+        values: Of its inputs, some of them `ChannelsLast`.
+        attributes: As for `invoke`.
+        runner: As for `invoke`: `n_outputs` and `context`.
+
+    Returns:
+        Its outputs; None where it has to be computed on plain values.
+    """
     rule = None if definition.domain else _RULES.get(definition.name)
     if rule is None:
         return None

@@ -105,7 +105,11 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """The most likely token."""
+    """The most likely token.
+
+    Each chooser has `begin`, what is carried to the first step, and `choose`. That takes what was carried, the decoder's logits
+    `(rows, vocabulary)`, the sequences so far `(rows, tokens)`, which inputs are done, the step's number and the node's context.
+    """
 
     rules: Rules
 

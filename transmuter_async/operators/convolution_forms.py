@@ -38,7 +38,18 @@ def _letters(rank: int) -> str:
 
 
 def plain(x: Any, weights: Any, w: Windows, group: int, accumulate: Any) -> Any:
-    """XLA's convolution of (N, C, *sizes) and (M, C / group, *kernel)."""
+    """XLA's own convolution.
+
+    Args:
+        x: (N, C, *sizes).
+        weights: (M, C / group, *kernel).
+        w: The windows.
+        group: How many groups the channels are in.
+        accumulate: The dtype of sums and of the result.
+
+    Returns:
+        (N, M, *outputs).
+    """
     dims = _letters(len(w.kernel))
     return lax.conv_general_dilated(
         x,
@@ -63,7 +74,18 @@ def without_unit_axes(w: Windows) -> tuple[Windows, tuple[int, ...]] | None:
 
 
 def channels_first(x: Any, weights: Any, w: Windows, group: int, context: Context) -> Any:
-    """The convolution of (N, C, *sizes) and (M, C / group, *kernel), floats: (N, M, *outputs)."""
+    """A convolution in the form that fits its shapes, of those that the platform takes; else XLA's own.
+
+    Args:
+        x: (N, C, *sizes), floats, traced.
+        weights: (M, C / group, *kernel), of the same dtype.
+        w: The windows.
+        group: How many groups the channels are in.
+        context: Of the node; says which forms there are.
+
+    Returns:
+        (N, M, *outputs), of the same dtype.
+    """
     rank = len(w.kernel)
     batch, channels = x.shape[:2]
     filters, per_group = weights.shape[:2]
@@ -121,7 +143,18 @@ class Filters:
 
 
 def channels_last(x: Any, given: Filters, w: Windows, group: int, context: Context) -> Any:
-    """The convolution of (N, *sizes, C), floats: (N, *outputs, M)."""
+    """The same of values that keep their channels last.
+
+    Args:
+        x: (N, *sizes, C), floats, traced.
+        given: The weights.
+        w: The windows, without batch and channels.
+        group: How many groups the channels are in.
+        context: Of the node; says which forms there are.
+
+    Returns:
+        (N, *outputs, M), of the same dtype.
+    """
     rank = len(w.kernel)
     batch, channels = x.shape[0], x.shape[-1]
     filters, per_group = given.weights.shape[:2]

@@ -46,6 +46,7 @@ def transposed_groups(
         dilations: Of the kernel.
         low: What is cropped from the front.
         outputs: Sizes of the result.
+        context: Of the node; says which forms there are.
     """
     kernel = weights.shape[2:]
     if group == 1 or math.prod(kernel) > MOST_TAPS or math.prod(strides) > MOST_TAPS:
