@@ -30,7 +30,12 @@ __all__ = ["densify", "rewritten"]
 MARK = "@first selected"
 _BOOL, _INT32 = 9, 6
 _INDEX = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterND": 1, "ScatterElements": 1}
-_BEYOND = (("", "Loop"), ("", "Scan"), ("com.microsoft", "EmbedLayerNormalization"), ("com.microsoft", "GroupQueryAttention"))
+_BEYOND = (
+    ("", "Loop"),
+    ("", "Scan"),
+    ("com.microsoft", "EmbedLayerNormalization"),
+    ("com.microsoft", "GroupQueryAttention"),
+)
 """Operators whose look-ups, or those of their bodies, can't be given other indices where a mask selects nothing."""
 
 
@@ -46,10 +51,14 @@ def densify(graph: Graph) -> Graph:
     refused: set[str] = set()
     while candidates.keys() - refused:
         follower = _Selections(candidates.keys() - refused)
-        inputs = {value.name: declared(value.type, [None] * _rank(value.type), follower.fresh) for value in graph.inputs}
+        inputs = {
+            value.name: declared(value.type, [None] * _rank(value.type), follower.fresh) for value in graph.inputs
+        }
         follower.follow(graph, inputs)
         bad = {each.axis for each in follower.mixes} | _escaped(follower, graph)
-        bad |= {name for name, region in follower.regions.items() if not all(_only_indexes(graph, n) for n in region.names)}
+        bad |= {
+            name for name, region in follower.regions.items() if not all(_only_indexes(graph, n) for n in region.names)
+        }
         lost = {name for dim in bad & follower.regions.keys() for name in follower.regions[dim].names}
         lost = lost or candidates.keys() - refused - {n for region in follower.regions.values() for n in region.names}
         if not lost:
@@ -127,7 +136,9 @@ class _Selections(Follower):
         axes = self._leading(name, region, tensor)
         written = self.ranked(updates)
         rows = written[0] if written else plain(1)
-        if node.attributes.get("reduction", "none") != "none" or [(a.dim, a.size) for a in rows] != [(name, Poly.symbol(name))]:
+        if node.attributes.get("reduction", "none") != "none" or [(a.dim, a.size) for a in rows] != [
+            (name, Poly.symbol(name))
+        ]:
             raise Mixing(name, "it writes something else than one row for each selected position")
         if updates.dims != {name} or len(written) != len(axes) + 1:
             raise Mixing(name, "it writes rows of another shape")
@@ -189,7 +200,9 @@ def _only_indexes(graph: Graph, name: str) -> bool:
             turned.add(node.outputs[0])
         elif node.op_type == "Shape" and not node.domain:
             continue
-        elif node.op_type not in ("GatherND", "ScatterND") or any(n in turned for i, n in enumerate(node.inputs) if i != 1):
+        elif node.op_type not in ("GatherND", "ScatterND") or any(
+            n in turned for i, n in enumerate(node.inputs) if i != 1
+        ):
             return False
     return not turned & given
 
@@ -215,7 +228,9 @@ def _rewrite(graph: Graph, follower: _Selections) -> Graph:
             if out == region.node.outputs[0]:
                 _mask(writer, region)
             # Only its shape is read any more.
-            shape = writer.add("Concat", [writer.constant([region.rank]), f"{region.node.outputs[0]}@size"], f"{out}@shape", axis=0)
+            shape = writer.add(
+                "Concat", [writer.constant([region.rank]), f"{region.node.outputs[0]}@size"], f"{out}@shape", axis=0
+            )
             writer.add("Expand", [writer.constant(0), shape], out)
         elif out in gathers:
             _gather(writer, gathers[out], node)
