@@ -96,3 +96,18 @@ def test_the_design_names_files_that_exist() -> None:
     for folder in package.iterdir():
         if (folder / "__init__.py").exists() and folder.name != "demo":
             assert f"| `{folder.name}` |" in text, f"design.md has no line for {folder.name}"
+
+
+def test_what_can_never_happen_is_held_by_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "never-wrong.md").read_text("utf-8")
+    sources = {file: file.read_text("utf-8") for file in (ROOT / "tests").rglob("*.py")}
+    held = [name for name in re.findall(r"`([^`\s]+)`", page) if name.startswith(("tests/", "test_"))]
+    assert len(held) > 20
+    for name in held:
+        file, _, function = name.rpartition("::") if "::" in name else (name, "", "")
+        if file.endswith(".py") or "/" in file:
+            found = (ROOT / file).exists() if "/" in file else any(each.name == file for each in sources)
+            assert found, f"there is no {file}"
+        else:
+            function = file
+        assert not function or any(f"def {function}(" in text for text in sources.values()), f"there is no {function}"
