@@ -61,7 +61,7 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures of time and memory; `nox -s bench -- --check` holds them to their bounds."""
+    """Figures of time and memory; `-- --check` holds them to their bounds, `-- --json FILE` keeps them, `-- --quick` is a short run."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "tests.benchmarks", *session.posargs, env=ENVIRONMENT)
 

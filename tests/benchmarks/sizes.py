@@ -121,7 +121,7 @@ def ten_thousand_nodes() -> Iterator[Figure]:
     yield Figure("nodes traced into the program", segment.node_count, "")
     yield Figure("reading", read, "s")
     yield Figure("passes", prepare_, "s")
-    yield Figure("traced and compiled", compile_, "s", bound=30)
+    yield Figure("traced and compiled", compile_, "s", bound=None if quick() else 30)
     yield Figure("processor time of that", used, "s", note="of all threads; what a busy machine does not change much")
     yield Figure("of that, XLA", xla, "s")
     yield Figure("of that, lowering to StableHLO", lowering, "s")
