@@ -261,3 +261,22 @@ async def test_two_thousand_texts_need_a_bounded_number_of_programs_and_no_memor
             assert counts.evictions == 0
             assert (await serving.statistics()).padded < 0.5
             assert held[2] - held[0] < 8 << 10  # kilobytes
+
+
+@pytest.mark.parametrize("buckets", [{"sequence": [2, 4]}, None], ids=["buckets", "equal lengths"])
+async def test_rows_of_text(buckets: dict[str, list[int]] | None) -> None:
+    """Padding of text is text, or a neighbour of another length would make a request invalid."""
+    texts = [helper.make_tensor_value_info(name, TensorProto.STRING, ["batch", "sequence"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", texts[:1], texts[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    rows = [np.array([[f"{number}.{at}" for at in range(1 + number % 4)]], object) for number in range(20)]
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(made, batching=tm.Batching("batch", buckets))
+        async with runtime.serve(compiled, batch_size=[1, 4]) as serving:
+            found = [each["y"] async for each in serving.map({"x": row} for row in rows)]
+            statistics = await serving.statistics()
+        alone = (await compiled.run({"x": rows[2]}))["y"]
+    assert [each.tolist() for each in found] == [row.tolist() for row in rows]
+    assert alone.tolist() == rows[2].tolist()
+    assert statistics.retried == 0
+    assert statistics.batches < len(rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from transmuter_async.compiler.advice import Difference, Why, why
 from transmuter_async.compiler.alarms import heard
 from transmuter_async.compiler.axes import Mixes
-from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, plan_batching
+from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, padding_value, plan_batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, Timings, explain
@@ -89,6 +89,7 @@ __all__ = [
     "describe_type",
     "explain",
     "heard",
+    "padding_value",
     "pinned",
     "place",
     "plan_batching",

@@ -23,7 +23,7 @@ from transmuter_async.compiler.sizes import Poly
 from transmuter_async.errors import BatchingRefused, InputError
 from transmuter_async.graph import Graph, aligned_empty
 
-__all__ = ["Batching", "Cut", "Plan", "Proof", "plan_batching", "prove"]
+__all__ = ["Batching", "Cut", "Plan", "Proof", "padding_value", "plan_batching", "prove"]
 
 BATCH = "batch"
 """Name of the batch dimension where it is given by input and axis."""
@@ -453,6 +453,13 @@ def _factors(
     return filled, [n if dim is None else sizes[dim] for n, (dim, _) in zip(filled, axis, strict=True)]
 
 
+def padding_value(fill: Any, dtype: Any) -> np.ndarray:
+    """What stands on the padding, as one element of an array; in text where nothing was said, the empty one."""
+    if np.dtype(dtype).hasobject and not isinstance(fill, str):
+        return np.asarray("", object)
+    return np.asarray(fill).astype(dtype)
+
+
 def _padded(value: Any, grown: Mapping[int, int], fill: Any, rows: int | None) -> Any:
     """An array grown along some axes, in aligned memory of its own. Spare rows along `rows` repeat the last one."""
     shape = tuple(grown.get(at, int(n)) for at, n in enumerate(value.shape))
@@ -463,7 +470,7 @@ def _padded(value: Any, grown: Mapping[int, int], fill: Any, rows: int | None) -
         out = np.empty(shape, object)
     else:
         out = aligned_empty(math.prod(shape), array.dtype).reshape(shape)
-    out[...] = np.asarray(fill).astype(array.dtype)
+    out[...] = padding_value(fill, array.dtype)
     out[tuple(slice(n) for n in array.shape)] = array
     if rows is not None and array.shape[rows] < shape[rows]:
         last = array.shape[rows] - 1

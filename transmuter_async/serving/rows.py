@@ -11,11 +11,12 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from transmuter_async.compiler import Batching, Cut, Plan, Prepared, Proof, describe_type, plan_batching
+from transmuter_async.compiler import Batching, Cut, Plan, Prepared, Proof, describe_type, padding_value, plan_batching
 from transmuter_async.errors import BatchingRefused, InputError
 from transmuter_async.graph import Graph, TensorType, aligned_empty
 from transmuter_async.serving.decisions import Limits
@@ -176,7 +177,7 @@ class Rows:
             piece.item.sizes[dim] != targets[dim] for piece in pieces for dim in places.values() if dim != self.batch
         )
         if padded:
-            out[...] = np.asarray(self.plan.fill(name)).astype(value.dtype)
+            out[...] = padding_value(self.plan.fill(name), value.dtype)
         place = 0
         for piece in pieces if at is not None else pieces[:1]:
             rows = np.asarray(piece.item.inputs[name])
@@ -364,15 +365,19 @@ def allowed_sizes(
         programs: That the cache can hold; None for no limit.
 
     Raises:
-        ValueError: No positive sizes.
+        TypeError: No whole numbers.
+        ValueError: No positive ones.
         InputError: They do not fit the buckets or the cache.
     """
     buckets = dict(plan.batching.buckets)
     told = buckets.get(plan.batch or "")
     if asked is None:
         asked = told[-1] if told else DEFAULT_BATCH
-    exact = not isinstance(asked, int)
-    sizes = sorted({asked} if isinstance(asked, int) else {int(size) for size in asked})
+    exact = not hasattr(asked, "__index__")
+    try:
+        sizes = sorted({index(size) for size in (asked if exact else (asked,))})  # type: ignore[union-attr]
+    except TypeError:
+        raise TypeError(f"batch_size={asked!r} must be a whole number of rows, or a list of such") from None
     if not sizes or sizes[0] < 1:
         raise ValueError(f"batch_size={asked!r} must be at least 1")
     if told is not None:
