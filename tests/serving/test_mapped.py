@@ -251,3 +251,18 @@ async def test_what_is_no_source_is_refused(ready: Any, source: Any) -> None:
             serving.map(source)
         with pytest.raises(ValueError, match="concurrency=0"):
             serving.map([], concurrency=0)
+
+
+@pytest.mark.parametrize("other", ["asyncio", "trio"])
+async def test_a_map_of_another_loop_is_refused_and_hurts_nobody(ready: Any, other: str) -> None:
+    """What a map is made of belongs to its loop: were it made, its end would be told to the wrong one."""
+
+    async def elsewhere() -> None:
+        with pytest.raises(MisuseError, match="event loop"):
+            serving.map(rows(3))
+
+    async with fake_serving(ready) as (serving, _, _):
+        await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere, backend=other))
+        gc.collect()
+        await settle()
+        assert len([each async for each in serving.map(rows(3))]) == 3

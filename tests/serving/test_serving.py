@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -610,10 +611,36 @@ def _with_batch_buckets() -> Batching:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"batch_timeout": -1}, {"queue_size": 0}, {"max_padded": 0}, {"timeout": 0}, {"concurrency": 0}],
-    ids=lambda wrong: next(iter(wrong)),
+    [
+        {"batch_timeout": -1},
+        {"queue_size": 0},
+        {"max_padded": 0},
+        {"timeout": 0},
+        {"timeout": float("nan")},
+        {"concurrency": 0},
+        {"batch_size": 0},
+        {"batch_size": []},
+    ],
+    ids=str,
 )
 async def test_numbers_that_make_no_sense_are_refused(ready: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         async with fake_serving(ready, **wrong):
             raise AssertionError
+
+
+@pytest.mark.parametrize("wrong", ["16", 2.5, [1, 2.5]], ids=repr)
+async def test_sizes_that_are_no_numbers_are_refused(ready: Any, wrong: Any) -> None:
+    """A text of digits is no list of them."""
+    with pytest.raises(TypeError, match="batch_size"):
+        async with fake_serving(ready, batch_size=wrong):
+            raise AssertionError
+
+
+async def test_a_timeout_of_ages_is_none_and_one_in_the_past_is_over(ready: Any) -> None:
+    async with fake_serving(ready) as (serving, _, _):
+        for timeout in (1e300, math.inf):
+            assert right(row(1), await serving.run(row(1), timeout=timeout))
+        for timeout in (0, -1, -math.inf):
+            with pytest.raises(DeadlineExceeded):
+                await serving.run(row(1), timeout=timeout)

@@ -10,7 +10,6 @@ What takes time (the proof, building and cutting of large batches) happens in a 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -45,6 +44,9 @@ OWN_FAULT = (InputError, IndexOutOfRange, NonFiniteError, OperatorError, NeedsVa
 
 KNOWN = 4096
 """Programs that are remembered as compiled."""
+
+FOREVER = 1e9
+"""Seconds that are no timeout any more."""
 
 Answer = Mapping[str, Any] | None
 
@@ -282,7 +284,7 @@ class ServingActor(Actor):
             item.rows,
             item.elements,
             now,
-            None if timeout is None or timeout == math.inf else now + int(timeout * 1e9),
+            None if timeout is None or timeout > FOREVER else now + int(max(timeout, 0) * 1e9),
             caller,
             item.alone,
         )

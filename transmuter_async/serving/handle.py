@@ -147,6 +147,7 @@ class Serving:
         Raises:
             ValueError: `concurrency` is less than 1.
             TypeError: The source is no iterable of inputs.
+            MisuseError: Another event loop or process.
         """
         return Mapped(
             self._actor,

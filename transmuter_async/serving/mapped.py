@@ -178,6 +178,7 @@ class Mapped(AsyncIterator[Any]):
         timeout: float | None,
         return_exceptions: bool,
     ) -> None:
+        actor.check_place()  # here already: what is made below belongs to the loop that makes it
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency} must be at least 1")
         given: Any = source

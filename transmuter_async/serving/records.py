@@ -36,7 +36,7 @@ class ServingOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.batch_timeout < math.inf:
             raise ValueError(f"batch_timeout={self.batch_timeout} must be a number of seconds, at least 0")
-        if self.timeout is not None and self.timeout <= 0:
+        if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout} must be positive, or None")
         for name in ("max_padded", "queue_size", "concurrency"):
             value = getattr(self, name)
