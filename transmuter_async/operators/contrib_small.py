@@ -64,13 +64,13 @@ def grid_sample_1(
     return grid_sample_16(X, Grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
-@operator("Range", since_version=1, domain=MICROSOFT, static=("start", "limit", "delta"), grows=True)
+@operator("Range", since_version=1, domain=MICROSOFT, static=("start", "limit", "delta"))
 def range_1(start: np.ndarray, limit: np.ndarray, delta: np.ndarray | None = None, /, *, context: Context) -> Any:
     """Range-11, with a step of 1 where it is left out."""
     return range_11(start, limit, np.ones((), start.dtype) if delta is None else delta, context=context)
 
 
-@operator("Pad", since_version=1, domain=MICROSOFT, static=("pads",), grows=True)
+@operator("Pad", since_version=1, domain=MICROSOFT, static=("pads",))
 def pad_contrib_1(
     data: Any, pads: np.ndarray, value: Any = None, /, *, mode: str = "constant", context: Context
 ) -> Any:

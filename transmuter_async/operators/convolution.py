@@ -324,7 +324,7 @@ def sample_linear(x: Any, points: Any) -> Any:
     return total
 
 
-@operator("Col2Im", since_version=18, static=("image_shape", "block_shape"), grows=True)
+@operator("Col2Im", since_version=18, static=("image_shape", "block_shape"))
 def col2_im_18(
     input: Any,
     image_shape: np.ndarray,

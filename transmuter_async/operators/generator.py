@@ -68,7 +68,7 @@ def constant_1(*, value):
     return value
 
 
-@operator("ConstantOfShape", since_version=9, static=("input",), grows=True)
+@operator("ConstantOfShape", since_version=9, static=("input",))
 def constant_of_shape_9(input, /, *, value=None, context: Context):
     """A tensor of the shape `input`, filled with the one element of `value` (a float32 zero)."""
     fill = np.zeros((), np.float32) if value is None else np.asarray(value)
@@ -81,7 +81,7 @@ def constant_of_shape_9(input, /, *, value=None, context: Context):
 # --- Range ------------------------------------------------------------------------------------------------------------
 
 
-@operator("Range", since_version=27, static=("start", "limit", "delta"), grows=True)
+@operator("Range", since_version=27, static=("start", "limit", "delta"))
 def range_27(start, limit, delta, /, *, stash_type=1, context: Context):
     """start, start + delta, ... short of limit; `max(ceil((limit - start) / delta), 0)` elements.
 
@@ -105,7 +105,7 @@ def range_27(start, limit, delta, /, *, stash_type=1, context: Context):
     return (wide_first + places * wide_step).astype(dtype)
 
 
-@operator("Range", since_version=11, static=("start", "limit", "delta"), grows=True)
+@operator("Range", since_version=11, static=("start", "limit", "delta"))
 def range_11(start, limit, delta, /, *, context: Context):
     return range_27(start, limit, delta, context=context)
 
@@ -140,19 +140,19 @@ def _window(size: Any, terms: tuple[float, ...], periodic: int, output_datatype:
     return convert(np.cos(np.outer(angles, orders)) @ ((-1.0) ** orders * np.asarray(terms)), dtype)
 
 
-@operator("HannWindow", since_version=17, static=("size",), grows=True)
+@operator("HannWindow", since_version=17, static=("size",))
 def hann_window_17(size, /, *, output_datatype=1, periodic=1, context: Context):
     """0.5 - 0.5 cos(2 pi n / N), N the size or, where not periodic, the size less one (onnxruntime: NaN for size 1)."""
     return _window(size, (0.5, 0.5), periodic, output_datatype, context)
 
 
-@operator("HammingWindow", since_version=17, static=("size",), grows=True)
+@operator("HammingWindow", since_version=17, static=("size",))
 def hamming_window_17(size, /, *, output_datatype=1, periodic=1, context: Context):
     """25/46 - 21/46 cos(2 pi n / N)."""
     return _window(size, (25 / 46, 21 / 46), periodic, output_datatype, context)
 
 
-@operator("BlackmanWindow", since_version=17, static=("size",), grows=True)
+@operator("BlackmanWindow", since_version=17, static=("size",))
 def blackman_window_17(size, /, *, output_datatype=1, periodic=1, context: Context):
     """0.42 - 0.5 cos(2 pi n / N) + 0.08 cos(4 pi n / N)."""
     return _window(size, (0.42, 0.5, 0.08), periodic, output_datatype, context)

@@ -161,7 +161,7 @@ def _tap(x: Any, step: int, size: int, align: bool, mode: str, padding: str) -> 
 # --- others -------------------------------------------------------------------------------------------------------------
 
 
-@operator("AffineGrid", since_version=20, static=("size",), grows=True)
+@operator("AffineGrid", since_version=20, static=("size",))
 def affine_grid_20(theta: Any, size: np.ndarray, /, *, align_corners: int = 0, context: Context) -> Any:
     """The grid for GridSample of an affine map: theta (N, rank, rank + 1) and size (N, C, *sizes) give (N, *sizes, rank).
 
@@ -191,7 +191,7 @@ def affine_grid_20(theta: Any, size: np.ndarray, /, *, align_corners: int = 0, c
     return narrow(m.asarray(grid).reshape(shape[0], *sizes, rank), theta.dtype)
 
 
-@operator("ImageDecoder", since_version=20, host=True, grows=True)
+@operator("ImageDecoder", since_version=20, host=True)
 def image_decoder_20(encoded_stream: Any, /, *, pixel_format: str = "RGB", context: Context) -> Any:
     """Decode an image file, (bytes,) uint8, to (height, width, channels) uint8, with Pillow.
 

@@ -139,7 +139,7 @@ def linear_indices(index: Any, shape: tuple[int, ...], batch_dims: int = 0) -> A
 # --- OneHot -----------------------------------------------------------------------------------------------------------
 
 
-@operator("OneHot", since_version=9, static=("depth",), grows=True)
+@operator("OneHot", since_version=9, static=("depth",))
 def one_hot_9(indices: Any, depth: Any, values: Any, /, *, axis: int = -1, context: Context) -> Any:
     """`values[1]` where the new `axis` equals the index, `values[0]` elsewhere.
 

@@ -323,7 +323,7 @@ def size_1(data: Any, /) -> np.ndarray:
 # --- Expand, Tile -----------------------------------------------------------------------------------------------------
 
 
-@operator("Expand", since_version=8, static=("shape",), grows=True)
+@operator("Expand", since_version=8, static=("shape",))
 def expand_8(input: Any, shape: Any, /, *, context: Context) -> Any:
     """Broadcast both ways: a 1 in `shape` keeps the input's dimension."""
     wanted = _ints(shape)
@@ -336,7 +336,7 @@ def expand_8(input: Any, shape: Any, /, *, context: Context) -> Any:
     return xp(input).broadcast_to(input, context.budget(sizes, input.dtype))
 
 
-@operator("Tile", since_version=1, static=("tiles", "axis"), grows=True)
+@operator("Tile", since_version=1, static=("tiles", "axis"))
 def tile_1(input: Any, tiles: Any, axis: Any, /, *, context: Context) -> Any:
     """Repeat along one axis."""
     repeats = [1] * input.ndim
@@ -344,7 +344,7 @@ def tile_1(input: Any, tiles: Any, axis: Any, /, *, context: Context) -> Any:
     return tile_6(input, np.array(repeats, np.int64), context=context)
 
 
-@operator("Tile", since_version=6, static=("repeats",), grows=True)
+@operator("Tile", since_version=6, static=("repeats",))
 def tile_6(input: Any, repeats: Any, /, *, context: Context) -> Any:
     """Repeat `repeats[i]` times along each axis i; 0 gives an empty axis."""
     times = _ints(repeats)

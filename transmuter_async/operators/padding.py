@@ -20,7 +20,7 @@ __all__ = ["pad"]
 _MODES = ("constant", "reflect", "edge", "wrap")
 
 
-@operator("Pad", since_version=1, grows=True)
+@operator("Pad", since_version=1)
 def pad_1(
     data: Any, /, *, mode: str = "constant", paddings: Sequence[int], value: float = 0.0, context: Context
 ) -> Any:
@@ -28,19 +28,19 @@ def pad_1(
     return pad_2(data, mode=mode, pads=paddings, value=value, context=context)
 
 
-@operator("Pad", since_version=2, grows=True)
+@operator("Pad", since_version=2)
 def pad_2(data: Any, /, *, mode: str = "constant", pads: Sequence[int], value: float = 0.0, context: Context) -> Any:
     """Amounts and value are attributes."""
     return pad_18(data, np.asarray(pads, np.int64), np.asarray(value, data.dtype), None, mode=mode, context=context)
 
 
-@operator("Pad", since_version=11, static=("pads",), grows=True)
+@operator("Pad", since_version=11, static=("pads",))
 def pad_11(data: Any, pads: Any, constant_value: Any = None, /, *, mode: str = "constant", context: Context) -> Any:
     """The amounts are an input, the value too."""
     return pad_18(data, pads, constant_value, None, mode=mode, context=context)
 
 
-@operator("Pad", since_version=18, static=("pads", "axes"), grows=True)
+@operator("Pad", since_version=18, static=("pads", "axes"))
 def pad_18(
     data: Any,
     pads: Any,
@@ -154,7 +154,7 @@ def _picked(data: Any, axis: int, index: np.ndarray) -> Any:
     )
 
 
-@operator("CenterCropPad", since_version=18, static=("shape",), grows=True)
+@operator("CenterCropPad", since_version=18, static=("shape",))
 def center_crop_pad_18(input_data: Any, shape: Any, /, *, axes: Sequence[int] | None = None, context: Context) -> Any:
     """Crop or pad with zeros around the centre to `shape` along `axes`; an odd rest goes to the right side."""
     along = range(input_data.ndim) if axes is None else normal_axes(axes, input_data.ndim)

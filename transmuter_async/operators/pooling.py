@@ -162,7 +162,7 @@ def global_max_pool_1(X: Any, /) -> Any:
     return xp(X).asarray(xp(X).max(X, axis=axes, keepdims=True, initial=_lowest(X.dtype)))
 
 
-@operator("MaxUnpool", since_version=9, static=("output_shape",), grows=True)
+@operator("MaxUnpool", since_version=9, static=("output_shape",))
 def max_unpool_9(
     X: Any,
     I: Any,

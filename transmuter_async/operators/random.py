@@ -93,7 +93,7 @@ def _draw_uniform(
     return numbers.astype(dtype)
 
 
-@operator("RandomNormal", since_version=1, random=True, grows=True)
+@operator("RandomNormal", since_version=1, random=True)
 def random_normal_1(*, dtype=1, mean=0.0, scale=1.0, seed=None, shape, context: Context):
     """Normal numbers with that mean and standard deviation."""
     return _draw_normal(shape, dtype_of(dtype), mean, scale, seed, context)
@@ -106,7 +106,7 @@ def random_normal_like_1(input, /, *, dtype=None, mean=0.0, scale=1.0, seed=None
     return _draw_normal(input.shape, kind, mean, scale, seed, context)
 
 
-@operator("RandomUniform", since_version=1, random=True, grows=True)
+@operator("RandomUniform", since_version=1, random=True)
 def random_uniform_1(*, dtype=1, high=1.0, low=0.0, seed=None, shape, context: Context):
     """Uniform numbers in `[low, high)`."""
     return _draw_uniform(shape, dtype_of(dtype), low, high, seed, context)

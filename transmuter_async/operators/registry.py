@@ -20,7 +20,6 @@ Facts that the compiler reads from a definition:
 - `random`: draws from the run's key, so equal nodes are not duplicates and nothing may be folded.
 - `loops`: computes with a loop of JAX (`lax.scan`, `map`, `fori_loop`, or inside of what it calls), or runs subgraphs: everything
   else is traced inline.
-- `grows`: the result can be much larger than the inputs (Expand, Range, …): not folded above the budget.
 
 Two keywords are filled by the runner where the signature has them and are not attributes: `n_outputs` (number of the
 node's outputs) and `context` (a `Context`).
@@ -74,7 +73,6 @@ class Operator:
     static: frozenset[str] = frozenset()
     host: bool = False
     random: bool = False
-    grows: bool = False
     loops: bool = False
     notes: str = ""
 
@@ -97,7 +95,6 @@ def operator(
     static: Iterable[str] = (),
     host: bool = False,
     random: bool = False,
-    grows: bool = False,
     loops: bool = False,
     notes: str = "",
 ) -> Callable[[Function], Function]:
@@ -128,7 +125,6 @@ def operator(
             static=frozenset(static),
             host=host,
             random=random,
-            grows=grows,
             loops=loops,
             notes=notes,
         )

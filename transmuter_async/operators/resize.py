@@ -266,7 +266,7 @@ def _resize(
     return y if rules.mode == "nearest" else _cast_back(y, x.dtype)
 
 
-@operator("Resize", since_version=10, static=("scales",), grows=True)
+@operator("Resize", since_version=10, static=("scales",))
 def resize_10(X: Any, scales: np.ndarray, /, *, mode: str = "nearest", context: Context) -> Any:
     """Until version 11 coordinates are asymmetric: x / scale.
 
@@ -276,7 +276,7 @@ def resize_10(X: Any, scales: np.ndarray, /, *, mode: str = "nearest", context: 
     return _resize(X, None, scales, None, rules, context)
 
 
-@operator("Resize", since_version=11, static=("roi", "scales", "sizes"), grows=True)
+@operator("Resize", since_version=11, static=("roi", "scales", "sizes"))
 def resize_11(
     X: Any,
     roi: np.ndarray,
@@ -308,7 +308,7 @@ def resize_11(
     )
 
 
-@operator("Resize", since_version=13, static=("roi", "scales", "sizes"), grows=True)
+@operator("Resize", since_version=13, static=("roi", "scales", "sizes"))
 def resize_13(
     X: Any,
     roi: np.ndarray | None = None,
@@ -340,7 +340,7 @@ def resize_13(
     )
 
 
-@operator("Resize", since_version=18, static=("roi", "scales", "sizes"), grows=True)
+@operator("Resize", since_version=18, static=("roi", "scales", "sizes"))
 def resize_18(
     X: Any,
     roi: np.ndarray | None = None,
@@ -381,7 +381,7 @@ def resize_18(
     )
 
 
-@operator("Resize", since_version=19, static=("roi", "scales", "sizes"), grows=True)
+@operator("Resize", since_version=19, static=("roi", "scales", "sizes"))
 def resize_19(
     X: Any,
     roi: np.ndarray | None = None,
@@ -430,7 +430,7 @@ def resize_19(
     )
 
 
-@operator("Upsample", since_version=1, grows=True)
+@operator("Upsample", since_version=1)
 def upsample_1(X: Any, /, *, height_scale: float, mode: str = "nearest", width_scale: float, context: Context) -> Any:
     """Until version 7 images only, with one scale for the height and one for the width."""
     if X.ndim != 4:
@@ -438,13 +438,13 @@ def upsample_1(X: Any, /, *, height_scale: float, mode: str = "nearest", width_s
     return upsample_9(X, np.asarray([1, 1, height_scale, width_scale], np.float32), mode=mode, context=context)
 
 
-@operator("Upsample", since_version=7, grows=True)
+@operator("Upsample", since_version=7)
 def upsample_7(X: Any, /, *, mode: str = "nearest", scales: Sequence[float], context: Context) -> Any:
     """Until version 9 the scales are an attribute."""
     return upsample_9(X, np.asarray(scales, np.float32), mode=mode, context=context)
 
 
-@operator("Upsample", since_version=9, static=("scales",), grows=True)
+@operator("Upsample", since_version=9, static=("scales",))
 def upsample_9(X: Any, scales: np.ndarray, /, *, mode: str = "nearest", context: Context) -> Any:
     """Resize with asymmetric coordinates and the floor as "nearest"; deprecated since version 10."""
     mode = "linear" if mode == "bilinear" else mode

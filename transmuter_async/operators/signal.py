@@ -154,7 +154,6 @@ def stft_17(
     "MelWeightMatrix",
     since_version=17,
     static=("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz"),
-    grows=True,
 )
 def mel_weight_matrix_17(
     num_mel_bins: np.ndarray,

@@ -31,7 +31,7 @@ def string_concat_20(X: Any, Y: Any, /) -> np.ndarray:
     return _strings([a + b for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True)], left.shape)
 
 
-@operator("StringSplit", since_version=20, host=True, grows=True)
+@operator("StringSplit", since_version=20, host=True)
 def string_split_20(
     X: Any,
     /,
