@@ -374,8 +374,9 @@ def allowed_sizes(
     if asked is None:
         asked = told[-1] if told else DEFAULT_BATCH
     exact = not hasattr(asked, "__index__")
+    given: Any = asked if exact else (asked,)
     try:
-        sizes = sorted({index(size) for size in (asked if exact else (asked,))})  # type: ignore[union-attr]
+        sizes = sorted({index(size) for size in given})
     except TypeError:
         raise TypeError(f"batch_size={asked!r} must be a whole number of rows, or a list of such") from None
     if not sizes or sizes[0] < 1:
