@@ -187,6 +187,22 @@ def test_nobody_starves_under_a_stream_of_small_callers(size: int) -> None:
     assert max(waited) <= 2 * 20 + PATIENCE
 
 
+def test_a_full_batch_of_one_caller_is_not_behind_all_that_another_has_waiting() -> None:
+    """Where much waits, the oldest is always due by its age; the large one does not fit beside it."""
+    simulation = Simulation(limits(queue_size=1000))
+    largest = simulation.limits.batch_sizes[-1]
+    for _ in range(100 * largest):
+        simulation.submit("a", caller="map")
+    simulation.run(until=50 * MS)
+    before = len(simulation.started)
+    assert PATIENCE < before < 90
+    number = simulation.submit("a", rows=4 * largest)
+    simulation.run()
+    waited = [at for at, batch in enumerate(simulation.started[before:]) if batch.parts[0].request == number]
+    assert len(waited) == 4
+    assert waited[-1] <= 2 * 4
+
+
 def test_no_bucket_starves_under_a_stream_that_fills_batches_better() -> None:
     simulation = Simulation(limits(queue_size=100_000))
 
@@ -331,6 +347,18 @@ def test_an_error_that_lies_in_the_request_does_not_open_it() -> None:
         assert batch is not None
         assert simulation.scheduler.finished(batch.id, [False], 0, blamed=True) == ((), (number,), False)
     assert simulation.scheduler.breaker(0) == "closed"
+
+
+def test_callers_who_share_a_batch_of_bad_requests_hurt_nobody_else() -> None:
+    scheduler = Scheduler(limits())
+    now, opened = 0, []
+    for outcomes in ([False, False], [False, False], [False, True], *([[False, False]] * 3)):
+        for index in range(len(outcomes)):
+            scheduler.submit(Request(len(opened) * 2 + index, "a", 1, 1, now), now)
+        batch = scheduler.next(now)
+        assert batch is not None
+        opened.append(scheduler.finished(batch.id, outcomes, now, blamed=True)[2])
+    assert opened == [False] * 5 + [True]
 
 
 # Everything at once.

@@ -5,6 +5,7 @@ All of it has one owner, the scheduler, and changes with each of its decisions.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -68,6 +69,12 @@ class Queue:
         while self.by_age and not self.by_age[0].waiting:
             self.by_age.popleft()
         return self.by_age[0] if self.by_age else None
+
+    def next_rows(self) -> int:
+        """Rows of the part whose turn it is."""
+        while self.by_turn and not self.by_turn[0][2].waiting:
+            heapq.heappop(self.by_turn)
+        return self.by_turn[0][2].part.rows if self.by_turn else 0
 
     def turn(self, caller: Hashable, rows: int) -> int:
         """When a part is to go, in virtual time: one row after now, or behind all rows that its caller has waiting."""

@@ -14,13 +14,14 @@ Rules:
   `PATIENCE` times, whatever fits better meanwhile.
 - Within a queue parts are taken by fair turns: a caller with many rows waiting is behind one with few (start-time fair
   queueing over rows). But once the oldest part was left behind by `PATIENCE` batches of its queue, it starts the next one
-  (every other one where batches hold nothing else), so waiting is bounded.
+  (every other one where that whose turn it is would not fit beside it), so waiting is bounded.
 - Rows that fill no batch size run in the next larger one, with spare rows; or as many of them as fill a smaller one, where
   batches of these sizes were seen to compute more rows in the same time that way (a processor that takes time for each
   row, not for each batch).
 - A part whose deadline has passed, or whose request is gone, is never put into a batch.
 - While a program of a queue compiles, its queue takes parts in but gives none out, and the deadlines in it stand still.
-- The breaker opens when everything in a batch failed, and lets one batch try after a moment.
+- The breaker opens when everything in a batch failed, and lets one batch try after a moment. Callers who share a batch by
+  chance and whose requests are all bad hurt nobody else: it takes several such batches in a row.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ BREAKER_LONGEST = 30_000_000_000
 """… up to this."""
 
 BREAKER_FAILURES = 3
-"""Batches of one request that fail one after the other, for reasons that lie not in the request, until the breaker opens."""
+"""Batches that fail one after the other until the breaker opens, where it takes more than one: of one request, or of several
+for reasons that lie in the requests. Of one request for reasons that lie in it no number does."""
 
 Entry = Literal["queued", "line", "full", "open"]
 
@@ -308,8 +310,8 @@ class Scheduler:
         if first is None:
             self._tidy(queue)
             return None
-        alone_favoured = queue.favoured and queue.limit == 1
-        queue.favoured = queue.batches - first.entered >= PATIENCE and not alone_favoured
+        crowded = queue.favoured and queue.limit - first.part.rows < queue.next_rows()
+        queue.favoured = queue.batches - first.entered >= PATIENCE and not crowded
         if queue.favoured:
             self._remove(queue, first)
             taken.append(first)
@@ -493,7 +495,7 @@ class Scheduler:
         if not tried or (blamed and len(tried) == 1):
             return False
         self._failures += 1
-        if not probe and len(tried) == 1 and self._failures < BREAKER_FAILURES:
+        if not probe and (blamed or len(tried) == 1) and self._failures < BREAKER_FAILURES:
             return False
         if not probe and self.breaker(now) == "open":
             return False  # of before it opened
