@@ -68,7 +68,7 @@ class FakeModel:
 
     def __init__(self, ready: Prepared, max_concurrency: int = 1) -> None:
         self._prepared = ready
-        self._actor = SimpleNamespace(max_concurrency=max_concurrency)
+        self._actor = SimpleNamespace(max_concurrency=max_concurrency, losses=0)
         self.model = SimpleNamespace(source="fake.onnx")
         self.state = "running"
         self.calls: list[np.ndarray] = []

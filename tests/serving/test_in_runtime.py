@@ -131,3 +131,16 @@ async def test_the_batch_of_the_names_and_buckets_of_the_compile_go_together() -
             assert outputs["y"].shape == (3, 7)
             assert outputs["total"].tolist() == [14, 14, 14]
         assert (await compiled.statistics()).cache.programs == 3
+
+
+async def test_a_cleared_cache_is_compiled_ahead_of_the_call() -> None:
+    """What a batch needs is compiled while it holds no slot, also when it was there before."""
+    async with tm.Runtime() as runtime, Recorder(runtime.telemetry, "transmuter.segment") as recorder:
+        compiled = await runtime.compile(doubling())
+        async with runtime.serve(compiled, batch_size=[1]) as serving:
+            for cleared in (False, False, True):
+                if cleared:
+                    await compiled.clear_cache()
+                assert right(row(1), await serving.run(row(1)))
+        stops = [event for event in recorder.events if event.name == "transmuter.segment.compile.stop"]
+    assert [event.metadata.get("background") for event in stops] == [True, True]

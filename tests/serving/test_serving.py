@@ -410,6 +410,24 @@ async def test_a_compile_is_not_charged_and_holds_up_nobody_else(ready: Any) -> 
         assert model.warmed == [(1, 8), (1, 16)]
 
 
+async def test_a_program_that_is_gone_is_compiled_again_and_not_charged(ready: Any) -> None:
+    async with fake_serving(ready) as (serving, model, actor), anyio.create_task_group() as group:
+        clock = Clock(actor)
+        callers = Callers(serving, group)
+        assert right(row(9, 8), await serving.run(row(9, 8)))
+        model._actor.losses += 1
+        model.shut_compiles()
+        await callers.send("again", row(0, 8), timeout=1)
+        await model.wait_warmed(2)
+        clock.advance(100)
+        await settle()
+        assert not callers.outcomes
+        model.open_compiles()
+        await callers.wait("again")
+        assert right(row(0, 8), callers.outcomes["again"])
+        assert model.warmed == [(1, 8), (1, 8)]
+
+
 async def test_a_compile_that_fails_is_told_to_who_asked(ready: Any) -> None:
     async with fake_serving(ready) as (serving, model, _):
         model.compile_error = CompileError("XLA refuses")

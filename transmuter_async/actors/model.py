@@ -108,6 +108,7 @@ class ModelActor(Actor):
         self.weight_bytes = 0
         self.program_bytes = 0
         self.grown: Callable[[], None] = _nobody
+        self._losses = 0
         self._gone: set[str] = set()  # what the budget took and no compile has brought back
         self._make = make
         self._specs = specs
@@ -136,6 +137,11 @@ class ModelActor(Actor):
         """Name the device in every event, where a model is on several."""
         self.metadata["device"] = device
         self.facts = {**self.facts, "device": device}
+
+    @property
+    def losses(self) -> int:
+        """Changes when programs that were compiled may be gone."""
+        return self._generation + self._counts["evictions"] + self._losses
 
     # Messages, on the loop.
 
@@ -198,6 +204,7 @@ class ModelActor(Actor):
         timings = dict(self._timings) if isinstance(message, Explain) else {}
         if isinstance(message, ClearCache):
             self._timings.clear()
+            self._losses += 1
         return await self._ask_thread(self._run_threads, work.answer, self.prepared, message, self._cache, timings)
 
     async def statistics(self) -> ActorStatistics:
@@ -464,6 +471,7 @@ class ModelActor(Actor):
             then()
 
         self._gone.add(what)
+        self._losses += 1
         self._run_threads.submit(work.release, self.prepared, self._cache, what, done=done)
         return True
 

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from transmuter_async.actors import Actor, AnyReply, Compiled, Threads, again
+from transmuter_async.actors import Actor, AnyReply, Compiled, ModelActor, Threads, again
 from transmuter_async.errors import (
     ActorStopped,
     CircuitOpen,
@@ -120,6 +120,7 @@ class ServingActor(Actor):
         self._runs: dict[int, _Run] = {}
         self._ended = anyio.Event()
         self.known: set[Hashable] = set()
+        self._losses = 0
         self._model_gone: BaseException | None = None
         self._elements = [0.0, 0.0]
         names = ("requests", "rows", "answered", "failed", "cancelled", "expired", "rejected", "batches", "batch_rows")
@@ -166,6 +167,11 @@ class ServingActor(Actor):
         self.known.clear()
         self.checkpoint()
 
+    def _models(self) -> tuple[ModelActor, ...]:
+        """The model's actors; several where it has replicas."""
+        actors: tuple[ModelActor, ...] = getattr(self.compiled, "_actors", (self.compiled._actor,))
+        return actors
+
     def _planned(self) -> tuple[Rows, Limits]:
         options, prepared = self.options, self.compiled._prepared
         plan = plan_rows(prepared)
@@ -176,8 +182,7 @@ class ServingActor(Actor):
             max_padded=options.max_padded,
             programs=None if eager else prepared.options.cache_size,
         )
-        actors = getattr(self.compiled, "_actors", (self.compiled._actor,))
-        most = sum(actor.max_concurrency for actor in actors)
+        most = sum(actor.max_concurrency for actor in self._models())
         concurrency = most if options.concurrency is None else options.concurrency
         if concurrency > most:
             raise InputError(
@@ -465,6 +470,10 @@ class ServingActor(Actor):
         key: Hashable = (run.item.key, program)
         if run.item.alone:
             key = tuple((name, getattr(value, "shape", None)) for name, value in inputs.items())
+        losses = sum(actor.losses for actor in self._models())
+        if losses != self._losses:  # a cache was cleared, or has evicted something: ask again what is there
+            self._losses = losses
+            self.known.clear()
         if key in self.known or options.compiler == "eager" or options.cold == "interpret":
             return
         assert self._scheduler is not None
