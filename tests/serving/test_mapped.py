@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from tests.serving.fakes import BAD, Clock, fake_serving, prepared, right, row, settle
 from transmuter_async.errors import ActorStopped, InputError, MisuseError
+from transmuter_async.serving import Serving
 
 
 @pytest.fixture
@@ -231,6 +232,48 @@ async def test_a_map_waits_while_the_breaker_is_open(ready: Any) -> None:
         assert not slept
         assert len(found) == 40
         assert sum(isinstance(each, dict) for each in found) >= 20
+
+
+async def test_a_map_that_waits_for_the_breaker_is_not_refused(ready: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_serving(ready) as (serving, model, actor):
+        clock = Clock(actor)
+        model.broken = True
+        async with anyio.create_task_group() as group:
+            for number in range(2):
+                group.start_soon(_failing, serving, number)
+        assert (await serving.statistics()).breaker == "open"
+        model.broken = False
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            clock.advance(seconds)
+            await checkpoint()
+
+        monkeypatch.setattr(anyio, "sleep", sleep)
+        assert len([each async for each in serving.map(rows(3))]) == 3
+        assert slept == [1.0]
+        assert (await serving.statistics()).rejected == 0
+
+
+async def _failing(serving: Serving, number: int) -> None:
+    with pytest.raises(RuntimeError, match="bad"):
+        await serving.run(row(number))
+
+
+async def test_a_source_that_fills_one_large_array_again(ready: Any) -> None:
+    rows, lengths = 1200, 16
+    large = np.zeros((rows, lengths), np.float32)
+    assert large.nbytes > 1 << 16
+
+    def source() -> Iterator[dict[str, np.ndarray]]:
+        for number in range(5):
+            large[:] = number
+            yield {"x": large}
+
+    async with fake_serving(ready, batch_size=2048, queue_size=10000) as (serving, _, _):
+        found = [float(each["y"].mean()) async for each in serving.map(source(), copy=True)]
+        assert found == [0, 2, 4, 6, 8]
 
 
 async def test_two_readers_of_one_map_are_told(ready: Any) -> None:

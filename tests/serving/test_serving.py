@@ -576,6 +576,10 @@ async def test_a_trial_that_differs_refuses_everything_and_names_the_output(read
         assert "BatchingRefused: the output 'y'" in ((await serving.statistics()).warm_failure or "")
         with pytest.raises(BatchingRefused, match="output 'y'"):
             await serving.run(row(1))
+        model.mixes = False  # by chance, say: what the proof promised does not hold
+        with pytest.raises(BatchingRefused, match="output 'y'"):
+            await serving.warm()
+        assert not serving.ready
 
 
 async def test_a_warm_up_that_fails_is_visible_and_can_be_tried_again(ready: Any) -> None:

@@ -260,6 +260,10 @@ class ServingActor(Actor):
             raise self.stopped_error()
         return await self._threads.run(self.rows.admit, inputs)
 
+    def shut_for(self) -> float:
+        """Seconds for which the breaker takes nothing in."""
+        return 0.0 if self._scheduler is None else self._scheduler.retry_after(self.clock()) / 1e9
+
     def submit(
         self,
         item: Item,

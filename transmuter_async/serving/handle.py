@@ -125,6 +125,7 @@ class Serving:
         concurrency: int = 64,
         ordered: bool = True,
         timeout: float | None = None,
+        copy: bool | None = None,
         return_exceptions: bool = False,
     ) -> Mapped:
         """Answer every item of a source: `async for outputs in serving.map(source)`.
@@ -138,6 +139,8 @@ class Serving:
             concurrency: Requests in flight.
             ordered: Results in the order of the source; False gives each as soon as it is there.
             timeout: Of each request, as for `run`.
+            copy: As for `run`. A source that writes into the same large array again and again needs True: items are taken
+                ahead of their results.
             return_exceptions: Give an item's error as its result. By default it is raised in its place; the iterator can be
                 asked on after that.
 
@@ -155,6 +158,7 @@ class Serving:
             concurrency=concurrency,
             ordered=ordered,
             timeout=timeout,
+            copy=copy,
             return_exceptions=return_exceptions,
         )
 
@@ -170,7 +174,7 @@ class Serving:
         Raises:
             InputError: Inputs can't be made up; a sample is needed.
             BatchingRefused: The trial found an output that depends on its batch; it is named. Requests are refused from then
-                on.
+                on, and so is another `warm`.
             CompileError: XLA refused a program.
             ActorStopped: The serving has ended.
         """

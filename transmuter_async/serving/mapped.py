@@ -17,7 +17,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from transmuter_async.bridge import Loop
-from transmuter_async.errors import ActorStopped, CircuitOpen, MisuseError
+from transmuter_async.errors import ActorStopped, MisuseError
 from transmuter_async.serving.actor import ServingActor, Ticket
 
 __all__ = ["Mapped"]
@@ -28,8 +28,17 @@ Source = AsyncIterable[Mapping[str, Any]] | Iterable[Mapping[str, Any]]
 class _State:
     """What the iterator and its feeder share; it does not know the iterator."""
 
-    def __init__(self, actor: ServingActor, source: Source, limit: int, ordered: bool, timeout: float | None) -> None:
+    def __init__(
+        self,
+        actor: ServingActor,
+        source: Source,
+        limit: int,
+        ordered: bool,
+        timeout: float | None,
+        copy: bool | None,
+    ) -> None:
         self.actor = actor
+        self.copy = copy
         self.source = source
         self.limit = limit
         self.ordered = ordered
@@ -129,15 +138,15 @@ class _State:
         reply = _MapReply(self, index)
         self.sent += 1
         try:
-            item = await actor.admit(actor.compiled._prepared.take_inputs(inputs))
+            item = await actor.admit(actor.compiled._prepared.take_inputs(inputs, self.copy))
             while True:
                 if self.scope.cancel_called:  # the map was left, and asyncio tells this task at its next wait only
                     return False
-                try:
-                    ticket = actor.submit(item, reply, caller=self, timeout=self.timeout)
+                seconds = actor.shut_for()
+                if not seconds:
                     break
-                except CircuitOpen as error:
-                    await anyio.sleep(error.retry_after)
+                await anyio.sleep(seconds)
+            ticket = actor.submit(item, reply, caller=self, timeout=self.timeout)
         except Exception as error:
             self.settle(index, None, error)
             return not isinstance(error, ActorStopped)
@@ -176,6 +185,7 @@ class Mapped(AsyncIterator[Any]):
         concurrency: int,
         ordered: bool,
         timeout: float | None,
+        copy: bool | None,
         return_exceptions: bool,
     ) -> None:
         actor.check_place()  # here already: what is made below belongs to the loop that makes it
@@ -186,7 +196,7 @@ class Mapped(AsyncIterator[Any]):
             raise TypeError(
                 f"map takes an iterable or async iterable of inputs, not a {type(source).__name__}; give run() one request"
             )
-        self._state = _State(actor, source, concurrency, ordered, timeout)
+        self._state = _State(actor, source, concurrency, ordered, timeout, copy)
         self._return_exceptions = return_exceptions
         self._started = False
         self._waiting = False

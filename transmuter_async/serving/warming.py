@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anyio.lowlevel import checkpoint
+
+from transmuter_async.actors import again
 from transmuter_async.errors import BatchingRefused
 from transmuter_async.serving import trial
 from transmuter_async.serving.actor import ServingActor
@@ -29,6 +32,9 @@ async def warm(actor: ServingActor, samples: Sequence[Mapping[str, Any]]) -> Non
     actor.check_place()
     if actor.state != "running":
         raise actor.stopped_error()
+    if actor.refusal is not None:
+        await checkpoint()
+        raise again(actor.refusal)
     actor.is_ready, actor.warm_failure = False, None
     compiled, rows, limits = actor.compiled, actor.rows, actor.limits
 
