@@ -79,6 +79,8 @@ def test_serve_stands_beside_direct_calls(capsys, tmp_path: Path, backend: str) 
         (["--batch", "0,1"], "--batch 0,1: write numbers"),
         (["--batch-dim", "rows"], "no input has it; the inputs name ['batch']"),
         (["--seconds", "0"], "must be positive"),
+        (["--seconds", "nan"], "must be positive"),
+        (["--serve", "--max-padded", "0"], "--max-padded must be positive"),
         (["--serve", "--lengths", "batch=4"], "the smallest and the largest"),
         (["--serve", "--buckets", "batch"], "write a dimension and sizes"),
         (["--mask", "image_mask"], "there is no such input"),

@@ -146,8 +146,10 @@ async def measure(
 
 async def execute(options: argparse.Namespace, output: Output) -> int:
     """Load, compile, measure, tell."""
-    if options.seconds <= 0 or options.batch_size < 1:
+    if not 0 < options.seconds < math.inf or options.batch_size < 1:
         raise InputError("--seconds and --batch-size must be positive")
+    if options.max_padded is not None and options.max_padded < 1:
+        raise InputError("--max-padded must be positive; leave it out for no bound")
     callers = numbers("--concurrency", options.concurrency)
     async with Runtime() as runtime:
         async with downloads(runtime.telemetry, output, f"loading {options.model}"):
