@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -259,6 +260,34 @@ async def test_a_map_that_waits_for_the_breaker_is_not_refused(ready: Any, monke
 async def _failing(serving: Serving, number: int) -> None:
     with pytest.raises(RuntimeError, match="bad"):
         await serving.run(row(number))
+
+
+async def test_a_map_stands_in_line_with_one_item(ready: Any) -> None:
+    """Where the queue is full, others are not behind all that a map could have in flight."""
+    async with fake_serving(ready, batch_size=4, queue_size=8) as (serving, model, _):
+        model.shut()
+        taken = itertools.count()
+        source = (row(next(taken)) for _ in range(1000))
+        async with serving.map(source, concurrency=500) as results, anyio.create_task_group() as group:
+            group.start_soon(_drained, results)
+            await model.wait_calls(1)
+            await settle(100)
+            statistics = await serving.statistics()
+            assert (statistics.waiting, statistics.waiting_for_room) == (8, 1)
+            assert next(taken) < 20
+            before = len(model.calls)
+            group.start_soon(serving.run, row(-1, 1))
+            await settle()
+            while not any((x[:, 0] == -1).any() for x in model.calls):
+                model.let()
+                await checkpoint()
+            assert len(model.calls) - before <= 4
+            group.cancel_scope.cancel()
+
+
+async def _drained(results: Any) -> None:
+    async for _ in results:
+        pass
 
 
 async def test_a_source_that_fills_one_large_array_again(ready: Any) -> None:

@@ -119,6 +119,7 @@ class ServingActor(Actor):
         self._tickets: dict[int, Ticket] = {}
         self._runs: dict[int, _Run] = {}
         self._ended = anyio.Event()
+        self._moved: anyio.Event | None = None  # who waits for room with `wait_room`
         self.known: set[Hashable] = set()
         self._losses = 0
         self._model_gone: BaseException | None = None
@@ -210,6 +211,7 @@ class ServingActor(Actor):
         for ticket in tickets:
             self._counts["failed"] += 1
             ticket.reply.settle(None, again(reason))
+        self._wake()
 
     async def _close(self, *, final: bool) -> None:
         while self._runs:
@@ -313,6 +315,18 @@ class ServingActor(Actor):
         self._kick.set()
         return ticket
 
+    async def wait_room(self, ticket: Ticket) -> None:
+        """Wait until a request has room in the queues, or is settled."""
+        while ticket.id in self._tickets and self._scheduler is not None and self._scheduler.lines_up(ticket.id):
+            if self._moved is None:
+                self._moved = anyio.Event()
+            await self._moved.wait()
+
+    def _wake(self) -> None:
+        moved, self._moved = self._moved, None
+        if moved is not None:
+            moved.set()
+
     def _refused(self, seconds: float) -> CircuitOpen:
         self._counts["rejected"] += 1
         self._reject("circuit_open")
@@ -351,6 +365,7 @@ class ServingActor(Actor):
                 if self._scheduler is not None and self.state in ("running", "stopping"):
                     self._pump(self._scheduler)
                     wake = self._scheduler.wake(self.clock())
+                    self._wake()
             except Exception as error:
                 self.crash(error)
             if wake is None:

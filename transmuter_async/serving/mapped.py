@@ -151,6 +151,7 @@ class _State:
             self.settle(index, None, error)
             return not isinstance(error, ActorStopped)
         self.tickets[index] = ticket
+        await actor.wait_room(ticket)  # one item stands in the line, not all of them before everybody else
         return True
 
 

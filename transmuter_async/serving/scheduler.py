@@ -113,6 +113,11 @@ class Scheduler:
         """Whether somebody still waits for a request."""
         return request in self._states
 
+    def lines_up(self, request: int) -> bool:
+        """Whether a request waits for room in the queues."""
+        state = self._states.get(request)
+        return state is not None and not state.pieces
+
     def breaker(self, now: int) -> Literal["closed", "open", "half-open"]:
         """Its state."""
         if self._opened_until is None:
