@@ -595,6 +595,29 @@ async def test_a_warm_up_that_fails_is_visible_and_can_be_tried_again(ready: Any
         assert (await serving.statistics()).warm_failure is None
 
 
+async def test_a_warm_up_whose_serving_ends_meanwhile_says_so(ready: Any) -> None:
+    async with fake_serving(ready) as (serving, model, _), anyio.create_task_group() as group:
+        model.shut_compiles()
+        found: list[Exception] = []
+
+        async def warm() -> None:
+            try:
+                await serving.warm()
+            except ActorStopped as error:
+                found.append(error)
+
+        group.start_soon(warm)
+        await model.wait_warmed(1)
+        await serving.aclose()
+        model.open_compiles()
+        with anyio.fail_after(20):
+            while not found:
+                await checkpoint()
+        assert not model.calls
+        with pytest.raises(ActorStopped):
+            await serving.warm()
+
+
 async def test_what_can_not_be_made_up_needs_a_sample(unpadded: Any) -> None:
     async with fake_serving(unpadded) as (serving, model, _):
         with pytest.raises(InputError, match=r"x: float\[batch, length\].*warm\(\{...\}\)"):

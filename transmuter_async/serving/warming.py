@@ -30,8 +30,7 @@ async def warm(actor: ServingActor, samples: Sequence[Mapping[str, Any]]) -> Non
         ActorStopped: The serving has ended.
     """
     actor.check_place()
-    if actor.state != "running":
-        raise actor.stopped_error()
+    _check_running(actor)
     if actor.refusal is not None:
         await checkpoint()
         raise again(actor.refusal)
@@ -47,12 +46,19 @@ async def warm(actor: ServingActor, samples: Sequence[Mapping[str, Any]]) -> Non
             await compiled.warm([trial.specs(bucket, rows, size) for bucket in found for size in bucket.sizes])
         if not rows.plan.batching.allow_mixing:
             for bucket in found:
+                _check_running(actor)
                 await _try(actor, bucket)
+        _check_running(actor)
         actor.known.update((bucket.items[0].key, size) for bucket in found for size in bucket.sizes)
     except BaseException as error:
         actor.warm_failure = f"{type(error).__name__}: {error}"
         raise
     actor.is_ready = True
+
+
+def _check_running(actor: ServingActor) -> None:
+    if actor.state != "running":
+        raise actor.stopped_error()
 
 
 async def _try(actor: ServingActor, bucket: trial.Bucket) -> None:
