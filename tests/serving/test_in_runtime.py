@@ -144,3 +144,22 @@ async def test_a_cleared_cache_is_compiled_ahead_of_the_call() -> None:
                 assert right(row(1), await serving.run(row(1)))
         stops = [event for event in recorder.events if event.name == "transmuter.segment.compile.stop"]
     assert [event.metadata.get("background") for event in stops] == [True, True]
+
+
+async def test_a_closed_model_is_not_served() -> None:
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(doubling())
+        await compiled.aclose()
+        with pytest.raises(tm.ActorStopped, match="can't be served"):
+            await runtime.serve(compiled)
+
+
+async def test_a_serve_is_entered_once() -> None:
+    """A second block would forget the serving of the first, which then went on."""
+    async with tm.Runtime() as runtime:
+        starting = runtime.serve(await runtime.compile(doubling()))
+        async with starting as serving:
+            with pytest.raises(tm.MisuseError, match="entered before"):
+                await starting.__aenter__()
+            assert serving.state == "running"
+        assert serving.state == "stopped"

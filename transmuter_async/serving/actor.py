@@ -163,6 +163,10 @@ class ServingActor(Actor):
         self._generation += 1
         self._threads = Threads(self.loop, f"{self.name}-rows", 1, crashed=self.crash)
         if self._rows is None:
+            if self.compiled.state in ("stopping", "stopped"):
+                raise ActorStopped(
+                    f"the model {self.compiled.name!r} was closed, and can't be served; compile it again"
+                )
             self._rows, self._limits = await self._threads.run(self._planned)
             self._scheduler = Scheduler(self.limits)
         self.known.clear()

@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from transmuter_async.actors import Compiled, Reply
+from transmuter_async.errors import MisuseError
 from transmuter_async.serving.actor import ServingActor, Ticket
 from transmuter_async.serving.mapped import Mapped
 from transmuter_async.serving.records import ServingOptions, ServingStatistics
@@ -280,6 +281,9 @@ class Starting:
         return Serving(await self._make())
 
     async def __aenter__(self) -> Serving:
+        if self._serving is not None:
+            await checkpoint()
+            raise MisuseError("this serve(…) was entered before; write runtime.serve(…) again for another serving")
         self._serving = await self._started()
         return self._serving
 
