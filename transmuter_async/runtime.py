@@ -535,9 +535,9 @@ class Runtime:
         Raises:
             BatchingRefused: The graph mixes the rows of a batch; operators are named.
             InputError: No dimension can be the batch, or the sizes do not fit the buckets or the cache of programs.
-            ValueError: A number that makes no sense.
+            ValueError, TypeError: A number that makes no sense.
             MisuseError: The runtime was not entered, or the name is taken.
-            ActorStopped: The runtime was closed.
+            ActorStopped: The runtime or the model was closed.
         """
         options = ServingOptions(batch_size, batch_timeout, max_padded, queue_size, timeout, concurrency)
         return Starting(lambda: self._start_serving(compiled, options, name))
