@@ -1,6 +1,7 @@
 """What every test stands on: both event loops, watches for a blocked loop, and a count of compiles.
 
-An async test runs on asyncio, on asyncio with eager tasks (Python 3.12), on uvloop where it is installed, and on trio.
+An async test runs on asyncio and on trio; marked slow, also on asyncio with eager tasks (Python 3.12) and on uvloop where it
+is installed.
 jax is told its platform before anything imports it, and its persistent cache is off: it would hide compiles.
 """
 
@@ -97,14 +98,15 @@ def eager_loop() -> asyncio.AbstractEventLoop:
 def backends() -> list[Any]:
     """The event loops of this machine, as parameters of `anyio_backend`."""
     found: list[Any] = [pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio")]
+    more = pytest.mark.slow  # one asyncio will do where time is short
     if sys.version_info >= (3, 12):
-        found.append(pytest.param(("asyncio", {"loop_factory": eager_loop}), id="asyncio-eager"))
+        found.append(pytest.param(("asyncio", {"loop_factory": eager_loop}), id="asyncio-eager", marks=more))
     try:
         import uvloop
     except ImportError:
         pass
     else:
-        found.append(pytest.param(("asyncio", {"loop_factory": uvloop.new_event_loop}), id="uvloop"))
+        found.append(pytest.param(("asyncio", {"loop_factory": uvloop.new_event_loop}), id="uvloop", marks=more))
     found.append(pytest.param(("trio", {"instruments": [STEPS]}), id="trio"))
     return found
 
