@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,9 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # An own locale is not at hand everywhere, and onnxruntime's StringNormalizer insists on one.
 os.environ.setdefault("LC_ALL", "C.UTF-8")
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background deaf to Ctrl-C, and programs that tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import pytest

@@ -29,7 +29,7 @@ X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
 @pytest.fixture
-def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], Any]], None]:
+def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Callable[[Any], Any]], None]]:
     """Make a definition give something else: `wrong("Tanh", lambda right: right + 1)`."""
 
     def patch(name: str, change: Callable[[Any], Any]) -> None:
@@ -42,8 +42,10 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], Any
             return dataclasses.replace(definition, function=function)
 
         monkeypatch.setitem(registry._TABLE, ("", name), [broken(each) for each in versions])
+        registry.resolve.cache_clear()
 
-    return patch
+    yield patch
+    registry.resolve.cache_clear()
 
 
 def branched() -> onnx.ModelProto:

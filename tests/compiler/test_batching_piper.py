@@ -33,6 +33,7 @@ def at_speed(speed: float) -> dict[str, np.ndarray]:
     return inputs
 
 
+@pytest.mark.slow
 def test_texts_of_any_number_of_frames_run_one_program_and_sound_as_without_padding() -> None:
     session = Session(noisy(), batching=batching(128))
     seen = set()

@@ -229,6 +229,7 @@ def test_piper_says_the_reference_text_with_one_break(text: np.ndarray) -> None:
     assert sum(each.op_type == "NonZero" for each in plain.prepared.nodes) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.timeout(300)
 def test_piper_durations_are_right_where_the_masks_vary(text: np.ndarray) -> None:

@@ -366,6 +366,7 @@ def test_scores_of_all_tokens() -> None:
     assert host["scores"].shape == (4, 2, 3, example.sizes.vocabulary)
 
 
+@pytest.mark.slow
 def test_draws_are_the_same_in_a_program() -> None:
     example = _decoder_example("Sampling", 4, temperature=3.0)
     host, compiled, programs, _ = _compiled(example)

@@ -62,6 +62,7 @@ def equal(drawn: Drawn, got: Mapping[int, Mapping[str, Any]], want: Mapping[int,
         assert_same(outputs, want[number])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @thorough(EXAMPLES)
 @given(drawn=graphs(), every=st.integers(1, 5))
