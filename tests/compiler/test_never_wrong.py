@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from tests.compiler.support import Session, assert_right, assert_same, by_onnxruntime, graph, node, proto
+from transmuter_async.compiler import to_jax
 from transmuter_async.errors import IndexOutOfRange, InputError, NonFiniteError, NonFiniteWarning
+from transmuter_async.graph import read_model
+from transmuter_async.operators import known
 
 RNG = np.random.default_rng(0)
 
@@ -59,6 +62,30 @@ def test_int64_above_two_to_the_31_stays_exact():
     # A second call of the same shape takes another path through jax.
     session({"ids": np.array([1, 2, 3])})
     assert_same(session({"ids": np.array([2**45, 5, 6])}), {"y": np.array([2**47, 20, 24])})
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "Conv"])
+@pytest.mark.parametrize("pure", [False, True], ids=["segments", "to_jax"])
+def test_a_reduction_of_a_product_by_one_number_broadcast(operator: str, pure: bool) -> None:
+    """XLA's own fusion of these reads past the number: jaxlib 0.10.2 and 0.12 give inf, or anything."""
+    shapes = {"MatMul": ([2, 64, 256], [256, 128]), "Conv": ([1, 512, 7, 7], [512, 512, 1, 1])}[operator]
+    made = proto(
+        [
+            node("Expand", ["c", "shape"], ["w"]),
+            node(operator, ["x", "w"], ["p"]),
+            node("Relu", ["p"], ["r"]),
+            node("ReduceMax", ["r", "axes"], ["y"], keepdims=0),
+        ],
+        [f"x:float[{','.join(map(str, shapes[0]))}]", "c:float[]"],
+        ["y:float[a,b]"],
+        {"shape": np.array(shapes[1]), "axes": np.array([-1] if operator == "MatMul" else [2, 3])},
+    )
+    call = {"x": np.abs(floats(*shapes[0])), "c": np.float32(0.02)}
+    if not pure:
+        assert_right(made, [call])
+        return
+    apply, params = to_jax(read_model(made, known=known))
+    np.testing.assert_allclose(apply(params, call)["y"], by_onnxruntime(made, call)["y"], rtol=1e-5)
 
 
 def test_float64_stays_float64():

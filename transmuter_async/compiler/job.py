@@ -27,6 +27,7 @@ from transmuter_async.compiler.trace import run_node
 from transmuter_async.compiler.values import abstract, is_traceable, sequence_length, shapes_of
 from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
 from transmuter_async.graph import Node
+from transmuter_async.operators import compile_program
 
 __all__ = ["CompileJob", "forced_break"]
 
@@ -349,8 +350,7 @@ class CompileJob:
                 laid_out(_SEED, home) if plan.uses_seed else None,
                 *((structs(donated),) if donated else ()),
             )
-            # A rounding to 16 bits that the graph asks for is not to be optimized away: the host form makes it too.
-            program = lowered.compile(compiler_options={"xla_allow_excess_precision": False})
+            program = compile_program(lowered, self.prepared.platform)
             return launcher(program, arguments=arguments, donated=donated, mesh=placement.mesh)
         except TransmuterError:
             raise

@@ -26,7 +26,7 @@ from transmuter_async.compiler.trace import run_nodes
 from transmuter_async.compiler.values import fingerprint, signature
 from transmuter_async.errors import InputError, NeedsValue
 from transmuter_async.graph import Graph, Model, OptionalType, TensorType
-from transmuter_async.operators import resolve
+from transmuter_async.operators import compile_program, resolve
 
 __all__ = ["Apply", "to_jax"]
 
@@ -138,12 +138,14 @@ class _Function:
             tuple(sorted((name, fingerprint(value)) for name, value in known.items())),
             tuple(sorted((name, signature(value)) for name, value in traced.items())),
             tuple(sorted((name, signature(value)) for name, value in params.items())),
+            tuple(getattr(leaf, "sharding", None) for leaf in leaves),
         )
         with self._lock:
             program = self._programs.get(key)
-            if program is None:
-                program = jax.jit(self._body(known))
-                self._programs[key] = program
+        if program is None:  # two threads may both compile it; neither waits for the other
+            program = compile_program(jax.jit(self._body(known)).lower(dict(params), traced, seed), self.prepared.platform)
+        with self._lock:
+            self._programs[key] = program
             self._programs.move_to_end(key)
             while len(self._programs) > PROGRAMS:
                 self._programs.popitem(last=False)

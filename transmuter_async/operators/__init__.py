@@ -26,6 +26,7 @@ from transmuter_async.operators.registry import (
     xp,
 )
 from transmuter_async.operators.threefry import fold_in
+from transmuter_async.operators.xla import compile_program
 
 # Importing a family fills the table.
 from transmuter_async.operators import (  # isort: skip  # noqa: F401
@@ -92,6 +93,7 @@ __all__ = [
     "Outside",
     "Search",
     "Subgraph",
+    "compile_program",
     "conversation",
     "first_alarm",
     "fold_in",
