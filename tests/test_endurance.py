@@ -219,10 +219,12 @@ CHILD = textwrap.dedent(
 
             for _ in range(3):  # allocators and thread pools find their size
                 await trip()
-            before = rss()
+            held = []
             for _ in range(rounds):
                 await trip()
-            told["per_trip"] = (rss() - before) / rounds
+                held.append(rss())
+            half = rounds // 2  # what an arena of malloc happens to hold comes and goes: the least of each half counts
+            told["per_trip"] = (min(held[half:]) - min(held[:half])) / half
             compiled = await runtime.compile(affine())
             for _ in range(500):
                 await compiled.run({"x": rows(2)})
@@ -242,7 +244,7 @@ CHILD = textwrap.dedent(
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize(
     ("size", "rounds", "calls"),
-    [pytest.param(8, 6, 1000, id="short"), pytest.param(60, 30, 5000, id="full", marks=pytest.mark.slow)],
+    [pytest.param(8, 12, 1000, id="short"), pytest.param(60, 30, 5000, id="full", marks=pytest.mark.slow)],
 )
 def test_loading_and_closing_gives_back_and_calls_take_nothing(
     backend: str, size: int, rounds: int, calls: int

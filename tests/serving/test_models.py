@@ -234,10 +234,10 @@ def embedder() -> bytes:
 
 async def test_two_thousand_texts_need_a_bounded_number_of_programs_and_no_memory() -> None:
     rng = np.random.default_rng(8)
-    table_ids = [rng.integers(0, 500, (1, int(length))) for length in rng.integers(1, 129, 2000)]
 
     def requests() -> Any:
-        for ids in table_ids:
+        for length in rng.integers(1, 129, 2000):
+            ids = rng.integers(0, 500, (1, int(length)))
             yield {"ids": ids, "mask": np.ones_like(ids)}
 
     batching = tm.Batching("batch", {"sequence": [16, 32, 64, 128]}, mask="mask")

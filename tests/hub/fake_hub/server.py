@@ -313,9 +313,9 @@ async def _stream(
                 await response.write(piece[: limit - sent])
                 if limit == fault.stall:
                     await stop.wait()
-                assert request.transport is not None
-                # Everything before the cut must arrive: close, do not abort.
-                request.transport.close()
+                if request.transport is not None:  # the client may have gone first
+                    # Everything before the cut must arrive: close, do not abort.
+                    request.transport.close()
                 return response
         await response.write(piece)
         sent += len(piece)
