@@ -197,7 +197,7 @@ class Model:
         node_count: Top-level nodes of the file, before any expansion or pass.
         source: See `Source`.
         known: Tells whether an operator `(domain, name, opset)` has a definition.
-        newest: Newest version by domain that the installed `onnx` package defines.
+        newest: Newest version that the installed `onnx` package defines, for each domain of the model that it knows.
         optimize: Whether graph passes may be applied before it is compiled; off, the plain graph runs.
         prepare: What folding of constants is to spare: "speed" spares work on each call and may grow the weights, "memory" lets
             them grow by nothing.

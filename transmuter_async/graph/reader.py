@@ -157,6 +157,7 @@ def _read(
         )
     external.check_unchanged()
     tell("expanded", {"functions": expanded})
+    domains = {*opsets, *(node.domain for node in graph.walk())}
     return Model(
         graph=graph,
         opsets=opsets,
@@ -166,7 +167,7 @@ def _read(
         producer=f"{decoder.text(proto.producer_name)} {decoder.text(proto.producer_version)}".strip(),
         metadata={decoder.text(entry.key): decoder.text(entry.value) for entry in proto.metadata_props},
         known=known,
-        newest=dict(_newest()),
+        newest={domain: newest for domain in domains if (newest := _newest(domain)) is not None},
     )
 
 
@@ -297,13 +298,11 @@ def _incomplete(size: int, why: str) -> str:
 
 
 @cache
-def _newest() -> dict[str, int]:
-    """The newest version of each domain that the installed onnx defines."""
-    newest: dict[str, int] = {}
-    for schema in _schemas():
-        newest[schema.domain] = max(newest.get(schema.domain, 0), schema.since_version)
-    newest[""] = max(newest.get("", 0), onnx.defs.onnx_opset_version())
-    return newest
+def _newest(domain: str) -> int | None:
+    """The newest version of a domain that the installed onnx defines, None where it defines none."""
+    if domain == "":
+        return int(onnx.defs.onnx_opset_version())
+    return max((schema.since_version for schema in _schemas() if schema.domain == domain), default=None)
 
 
 def _by_meaning(known: Callable[[str, str, int], bool]) -> Callable[[str, str, int], bool]:
@@ -312,10 +311,10 @@ def _by_meaning(known: Callable[[str, str, int], bool]) -> Callable[[str, str, i
     So a model of a later opset than the definitions were written for runs where its operators did not change since.
     Above what the installed onnx defines nobody can tell; the report names those operators.
     """
-    newest = _newest()
 
     def known_meaning(domain: str, name: str, opset: int) -> bool:
-        opset = min(opset, newest.get(domain, opset))
+        newest = _newest(domain)
+        opset = opset if newest is None else min(opset, newest)
         schema = _schema(domain, name, opset)
         return known(domain, name, opset if schema is None else int(schema.since_version))
 
@@ -325,7 +324,7 @@ def _by_meaning(known: Callable[[str, str, int], bool]) -> Callable[[str, str, i
 @cache
 def _schemas() -> tuple[Any, ...]:
     onnx.defs.has("Identity")  # the first question fills onnx's table: with the list at once, one long hold of the lock
-    return tuple(onnx.defs.get_all_schemas_with_history())
+    return tuple(onnx.defs.get_all_schemas())
 
 
 @cache
