@@ -27,7 +27,10 @@ __all__ = ["Arrays", "Ours", "Ratio", "Wrong", "compare", "figures", "session"]
 
 Arrays = dict[str, np.ndarray]
 BLOCK = 0.03
-"""Seconds that one side calls before the other's turn; the first call of a block does not count."""
+"""Seconds that one side calls before the other's turn, four calls at least."""
+SETTLE = 3
+"""Calls before a block that do not count: the other side's threads may still spin, and the scheduler takes two calls or three to
+spread a side's own over the cores again (measured: 29, 23, 17, 17, … ms)."""
 
 
 class Wrong(AssertionError):
@@ -197,14 +200,14 @@ def turns(
         call()
         began = time.perf_counter()
         call()
-        counts.append(max(1, min(200, int(BLOCK / max(1e-6, time.perf_counter() - began)))))
+        counts.append(max(4, min(200, int(BLOCK / max(1e-6, time.perf_counter() - began)))))
     taken: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(taken[0]) < 3:
         # The last one first: after two threads comes one, not ours.
         for call, count, times in list(zip(calls, counts, taken, strict=True))[::-1]:
-            if count > 2:
-                call()  # whoever was before may still spin on the other core
+            for _ in range(SETTLE):
+                call()
             for _ in range(count):
                 began = clock()
                 call()
