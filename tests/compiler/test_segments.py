@@ -432,3 +432,28 @@ def test_what_a_small_segment_knows_from_shapes_is_known_to_the_next_one():
     session = assert_right(made, [{"x": np.array([0, 1, 2, 0][:size], np.float32)} for size in (3, 4, 2)])
     nodes = [fact.op_type for fact in session.facts if type(fact).__name__ == "BreakStarted"]
     assert nodes == ["NonZero", "Unique"], "the Reshape is part of a program"
+
+
+def test_a_call_like_the_one_before_is_counted_and_keeps_its_place_in_the_order() -> None:
+    made = proto([node("Relu", ["x"], ["y"])], ["x:float[n]"], ["y:float[n]"])
+    session = Session(made, cache_size=2)
+    for size in (1, 1, 2, 1, 1, 3):  # the third size pushes out the second one
+        assert_same(session({"x": np.ones(size, np.float32)}), {"y": np.ones(size, np.float32)})
+    statistics = session.cache.statistics()
+    # A segment that was just compiled counts as a miss, what follows of its size as hits.
+    assert (statistics.hits, statistics.misses, statistics.evictions) == (3, 3, 1)
+    session({"x": np.ones(1, np.float32)})
+    assert session.compiled() == 0
+    session({"x": np.ones(2, np.float32)})
+    assert session.compiled() == 1
+
+
+def test_a_call_like_the_one_before_but_for_a_static_value() -> None:
+    made = proto([node("Tile", ["x", "r"], ["y"])], ["x:float[n]", "r:int64[1]"], ["y:float[m]"])
+    session = Session(made)
+    for repeats in (2, 2, 3, 2, 3, 3):
+        got = session({"x": np.arange(2, dtype=np.float32), "r": np.array([repeats])})["y"]
+        assert got.tolist() == [0.0, 1.0] * repeats
+    x = np.arange(2, dtype=np.float64)  # another dtype is no call like the one before
+    with pytest.raises(InputError, match="dtype double was given"):
+        session({"x": x, "r": np.array([3])})

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from transmuter_async.compiler.advice import Advisor
 from transmuter_async.compiler.facts import CacheEvict, Observe
 from transmuter_async.compiler.segment import Layout, Segment, entry_key
@@ -55,6 +57,13 @@ class CacheStatistics:
     positions: tuple[PositionStatistics, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Last:
+    segment: Segment
+    reads: tuple[tuple[str, tuple[int, ...], np.dtype, bytes | None], ...]
+    held: _Position | None
+
+
 class SegmentCache:
     """Segments by position and key, at most `cache_size` for each position, least recently used out first.
 
@@ -69,6 +78,42 @@ class SegmentCache:
         self.advisor = Advisor()
         self.bare_breaks: dict[tuple[Any, ...], NeedsValue] = {}  # breaks that no segment leads to
         self._kept: dict[Layout, dict[tuple[Any, ...], Segment]] = {}
+        self._last: _Last | None = None
+
+    def like_last(self, values: Mapping[str, Any], observe: Observe) -> Segment | None:
+        """The segment that `remember` was told of, if these arrays lead to it again: most calls are like the one before.
+
+        It counts and tells what `find` and its caller would, without making a key: where the processor has done something else
+        meanwhile, each object that is not touched saves part of a microsecond.
+        """
+        last = self._last
+        if last is None:
+            return None
+        for name, shape, dtype, data in last.reads:
+            value = values.get(name)
+            if type(value) is not np.ndarray or value.shape != shape or value.dtype is not dtype:
+                return None
+            if data is not None and value.tobytes() != data:
+                return None
+        if last.held is not None:
+            last.held.hits += 1
+            observe(last.segment.hit)
+        return last.segment
+
+    def remember(self, segment: Segment, values: Mapping[str, Any], *, kept: bool) -> None:
+        """For `like_last`: this segment is the most recently used one of the graph's first position, and all of the call.
+
+        Args:
+            segment: With a program and without host values of its own.
+            values: The arrays that led to it.
+            kept: It is the kept function, whose calls are not counted.
+        """
+        layout = segment.layout
+        if any(values[name].dtype == object for name in layout.values):
+            return
+        reads = [(name, values[name].shape, values[name].dtype, None) for name in layout.arguments]
+        fixed = [(name, values[name].shape, values[name].dtype, values[name].tobytes()) for name in layout.values]
+        self._last = _Last(segment, (*reads, *fixed), None if kept else self._positions[segment.place])
 
     def kept(self, values: Mapping[str, Any]) -> Segment | None:
         """The kept function for these inputs of the graph, if it is the one."""
@@ -90,6 +135,7 @@ class SegmentCache:
             found = held.segments.get(key)
             if found is not None:
                 held.segments.move_to_end(key)
+                self._last = None
                 return found
         return None
 
@@ -122,6 +168,7 @@ class SegmentCache:
             keep: Keep it outside of the LRU (the function compiled for the shapes given to `compile`); only a graph
                 without breaks has one.
         """
+        self._last = None
         held = self._positions.setdefault(segment.place, _Position(segment.position))
         held.position = segment.position
         held.statics |= frozenset(segment.host_values)
@@ -151,6 +198,7 @@ class SegmentCache:
         held: list[dict[Any, Segment]] = [*self._kept.values(), *(each.segments for each in self._positions.values())]
         self._positions.clear()
         self._kept.clear()
+        self._last = None
         self.bare_breaks.clear()
         self.code_bytes = 0
         for segments in held:
