@@ -79,6 +79,9 @@ class Runtime:
         memory_limit: Bytes that all models together may hold on each device, weights and programs. Above it, models that nobody
             asks anything of give their programs and then their weights back, the least recently used first; both come back
             with the next call. A model in use is never touched, so the limit can be exceeded. None: no limit.
+        threads: Threads in which programs compute on the CPU, and programs that are compiled at once. The process has one such
+            pool, made when jax is first used, so the first model must be compiled before anything else uses jax; else `compile`
+            raises. See the page on speed. None: one for each core, or what `NPROC` in the environment says.
     """
 
     def __init__(
@@ -89,9 +92,12 @@ class Runtime:
         telemetry: Telemetry | None = None,
         precision: str = "highest",
         memory_limit: int | None = None,
+        threads: int | None = None,
     ) -> None:
         if memory_limit is not None and memory_limit < 0:
             raise ValueError(f"memory_limit={memory_limit} is negative")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads={threads} must be at least 1")
         Options(precision=precision)  # refuses a wrong word now
         self.telemetry: Telemetry = Telemetry() if telemetry is None else telemetry
         self._owns_telemetry = telemetry is None
@@ -100,6 +106,7 @@ class Runtime:
         self._leaves_hub = False
         self._hub_lock = anyio.Lock()
         self._precision = precision
+        self._cpu_threads = threads
         self._loop: Loop | None = None
         self._pid = 0
         self._group: TaskGroup | None = None
@@ -436,7 +443,8 @@ class Runtime:
             donate=tuple(donate),
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
         )
-        places = await threads.run(partial(place, self._devices, replicas=replicas, sharding=sharding))
+        where = partial(place, self._devices, replicas=replicas, sharding=sharding, threads=self._cpu_threads)
+        places = await threads.run(where)
         if self._closing:
             raise ActorStopped("the runtime was closed; enter a new one")
         self._check_name(name)  # again: there were waits
@@ -446,20 +454,21 @@ class Runtime:
         facts = {"source": loaded.source, "compiler": compiler, "platform": places[0].device.platform, "actor": name}
         with self.telemetry.span("transmuter.compile", {**facts, **devices}) as span:
             actors = []
-            for where, each in zip(places, replica_names(name, len(places)), strict=True):
+            for spot, each in zip(places, replica_names(name, len(places)), strict=True):
                 actor = ModelActor(
                     each,
                     self.telemetry,
-                    partial(preparation.on, where),
+                    partial(preparation.on, spot),
                     source=loaded.source,
                     specs=specs,
                     cache_size=cache_size,
                     compile_after=compile_after,
                     max_concurrency=max_concurrency,
                     span=span.id,
+                    compiling=self._cpu_threads,
                 )
                 if devices:
-                    actor.tell_device(str(where))
+                    actor.tell_device(str(spot))
                 if self._budget is not None:
                     actor.grown = self._budget.balance
                 self._actors[each] = actor

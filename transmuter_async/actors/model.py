@@ -18,7 +18,6 @@ never run; running, it ends before its next step, unheard.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -48,6 +47,7 @@ from transmuter_async.compiler import (
     Segment,
     SegmentCache,
     Spec,
+    cores,
     pinned,
 )
 from transmuter_async.errors import ActorStopped, InputError, Overloaded
@@ -72,6 +72,7 @@ class ModelActor(Actor):
         max_concurrency: Calls that compute at once.
         mailbox: Calls that may wait before `nowait` is refused.
         span: The span of the compile that this actor starts in, for the events of its first segment.
+        compiling: Programs that are compiled at once, at most; None for one on each core.
 
     Attributes:
         prepared: The model, ready to compile; set when the actor is ready.
@@ -97,6 +98,7 @@ class ModelActor(Actor):
         max_concurrency: int = 1,
         mailbox: int = 256,
         span: int | None = None,
+        compiling: int | None = None,
     ) -> None:
         super().__init__(name, telemetry, {"source": source})
         self.prepared: Prepared | None = None
@@ -116,6 +118,7 @@ class ModelActor(Actor):
         self._compile_after = compile_after
         self._advance = work.advance
         self._span = span
+        self._compiling = compiling
         self.metadata: dict[str, Any] = {"source": source, "actor": name}
         self._generation = 0
         self._run_threads: Threads | None = None
@@ -529,7 +532,7 @@ class ModelActor(Actor):
         self._generation += 1
         self._cache = self._new_cache()
         self._compile_threads = Threads(
-            self.loop, f"{self.name}-compile", max(1, os.cpu_count() or 1), crashed=self.crash
+            self.loop, f"{self.name}-compile", self._compiling or cores(), crashed=self.crash
         )
         if self.prepared is None:
             self.prepared = await self._compile_threads.run(self._prepare)

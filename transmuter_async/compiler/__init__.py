@@ -14,6 +14,7 @@ from transmuter_async.compiler.alarms import heard
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, padding_value, plan_batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
+from transmuter_async.compiler.cores import cores
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, Timings, explain
 from transmuter_async.compiler.facts import (
@@ -86,6 +87,7 @@ __all__ = [
     "Why",
     "check_devices",
     "check_together",
+    "cores",
     "describe_type",
     "explain",
     "heard",

@@ -32,6 +32,7 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
+from transmuter_async.compiler.cores import cores, pool_size
 from transmuter_async.compiler.pickles import PickleRefused, scan
 from transmuter_async.graph import Graph, Node, SparseTensor, onnx_name, parse_dtype
 
@@ -116,7 +117,9 @@ class DiskCache:
             try:
                 scan(payload)
             except PickleRefused as refused:
-                raise Rejected(f"this version of jax serializes programs in a way that is not known here: {refused}") from None
+                raise Rejected(
+                    f"this version of jax serializes programs in a way that is not known here: {refused}"
+                ) from None
         content = _encode(record, list(arrays), payload, name)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _trust(self.folder, directory=True)
@@ -275,7 +278,7 @@ class _Sink:
 
     def hexdigest(self) -> str:
         if self._pieces:
-            with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "transmuter-digest") as pool:
+            with ThreadPoolExecutor(min(4, cores()), "transmuter-digest") as pool:
                 for piece in pool.map(lambda piece: hashlib.sha256(piece).digest(), self._pieces):
                     self._digest.update(piece)
         return self._digest.hexdigest()
@@ -345,4 +348,5 @@ def device_facts(device: jax.Device) -> tuple[str, ...]:
     versions = tuple(metadata.version(name) for name in ("jax", "jaxlib", "numpy", "ml_dtypes"))
     flags = tuple(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
     kind = (device.platform, device.device_kind, str(device.id), platform.machine(), platform.python_version())
-    return (*versions, *flags, *kind, _processor())
+    parts = (str(pool_size()),) if device.platform == "cpu" else ()
+    return (*versions, *flags, *kind, *parts, _processor())

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transmuter_async.compiler.batching import Plan
+from transmuter_async.compiler.cores import start_client
 from transmuter_async.compiler.values import abstract
 from transmuter_async.errors import InputError, MisuseError
 
@@ -101,17 +102,22 @@ def check_devices(devices: Sequence[Any] | None) -> tuple[jax.Device, ...] | Non
     return found
 
 
-def place(devices: tuple[jax.Device, ...] | None, *, replicas: int, sharding: str | None) -> tuple[Placement, ...]:
+def place(
+    devices: tuple[jax.Device, ...] | None, *, replicas: int, sharding: str | None, threads: int | None = None
+) -> tuple[Placement, ...]:
     """Where the actors of one model live, one placement for each. May start jax's backend: for a thread.
 
     Args:
         devices: As checked; None for all that jax has here.
         replicas: How many actors; they take the devices in order.
         sharding: "batch" for one actor over all devices.
+        threads: That compute on the CPU; None for as many as there are.
 
     Raises:
-        MisuseError: There are not as many devices, or they can't work on one batch together.
+        MisuseError: There are not as many devices, or threads, or they can't work on one batch together.
     """
+    if threads is not None:
+        start_client(threads)
     known = tuple(jax.local_devices()) if devices is None else devices
     if not known:
         raise MisuseError("devices=() leaves no device to compute on; leave it out for jax's own")

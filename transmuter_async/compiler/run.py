@@ -101,6 +101,7 @@ class Run:
         lowerings: Names of the forms that operators may take, see `operators.lowering`; none: plain ones.
         taken: What was taken, `(node, operator, name of the lowering)`.
         prepare: Gives what a recipe makes of weights, once for all programs; None where it would take too much memory.
+        gave_turn: `time.monotonic()` when the trace last let other threads have the interpreter.
         fold_limit: Where constants are folded, the bytes that a result may take: above them `TooLargeToFold` is raised.
     """
 
@@ -128,6 +129,7 @@ class Run:
     )
     fold_limit: int | None = None
     visits: int = 0
+    gave_turn: float = 0.0
 
     def raise_alarm(self, bad: Any, alarm: Alarm) -> None:
         """Note that `bad` (traced bool) means `alarm`; an error beats a warning, then the first node wins."""

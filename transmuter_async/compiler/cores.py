@@ -1,0 +1,93 @@
+"""How many threads compute on the CPU: those of XLA's client, and ours that compile.
+
+XLA's CPU client is one for the process, and so is its pool of threads. It is made when jax is first used for anything, with
+a thread for each core that the process may use, or as many as the environment variable `NPROC` says. Nothing changes it
+later: not the options of a program (`xla_cpu_multi_thread_eigen` has no effect in jaxlib 0.10), not another `NPROC`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+
+from transmuter_async.errors import MisuseError
+
+__all__ = ["cores", "pool_size", "start_client"]
+
+_TASKS = Path("/proc/self/task")
+_POOL = "tf_XLAEigen"
+"""What XLA names the threads of the pool in which programs compute, the first 15 characters of it."""
+
+_turn = threading.Lock()
+
+
+def cores() -> int:
+    """Cores that this process may use: `NPROC` where it is set, as XLA takes it, else what the system allows."""
+    with suppress(KeyError, ValueError):
+        return max(1, int(os.environ["NPROC"]))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pool_size() -> int:
+    """Threads in which programs compute on the CPU, as far as the system tells: programs are cut into as many parts."""
+    return (_count() if _TASKS.is_dir() else 0) or cores()
+
+
+def start_client(threads: int) -> None:
+    """Have jax compute with so many threads on the CPU. Starts jax's clients: for a thread.
+
+    Args:
+        threads: Of the pool; at least 1.
+
+    Raises:
+        MisuseError: The client runs already, with another number of threads; or how many there are can't be seen here.
+    """
+    if not _TASKS.is_dir():
+        raise MisuseError(
+            f"threads={threads} can only be kept where /proc tells a process its threads, on Linux; leave it out, and start the "
+            f"program with NPROC={threads} in its environment"
+        )
+    with _turn:
+        found = _count()
+        if found == 0:
+            before = os.environ.get("NPROC")
+            os.environ["NPROC"] = str(threads)
+            try:
+                jax.local_devices(backend="cpu")
+            except RuntimeError as error:
+                raise MisuseError(
+                    f"threads={threads} are those of programs on the CPU, and jax has none here: {error}; leave it out, or add cpu to "
+                    "JAX_PLATFORMS"
+                ) from error
+            finally:
+                if before is None:
+                    del os.environ["NPROC"]
+                else:
+                    os.environ["NPROC"] = before
+            found = _count()
+            if found == 0:
+                raise MisuseError(
+                    f"threads={threads}: the threads of this version of XLA can't be counted, so nothing would be certain; leave "
+                    f"it out, and start the program with NPROC={threads} in its environment"
+                )
+    if found != threads:
+        raise MisuseError(
+            f"threads={threads}: this process has one pool of threads that compute on the CPU, and it was made with {found}, before "
+            "or for a larger number of CPU devices; start the program with "
+            f"NPROC={threads} in its environment, or compile the first model of such a runtime before anything else uses jax"
+        )
+
+
+def _count() -> int:
+    """Threads of the pool; 0 while there is no client."""
+    count = 0
+    for task in _TASKS.iterdir():
+        try:
+            count += (task / "comm").read_text("ascii", "replace").strip() == _POOL
+        except OSError:  # it has ended meanwhile
+            continue
+    return count
