@@ -12,6 +12,7 @@ from transmuter_async.compiler.cache import SegmentCache, order_of
 from transmuter_async.compiler.dense import rewritten
 from transmuter_async.compiler.picture import draw
 from transmuter_async.compiler.prepare import PreparedGraph
+from transmuter_async.compiler.scales import merged
 from transmuter_async.compiler.segment import Segment
 from transmuter_async.errors import NeedsValue
 
@@ -250,6 +251,9 @@ def _notes(prepared: PreparedGraph, held: Sequence[Segment]) -> tuple[str, ...]:
     notes = []
     if prepared.placement.mesh is not None:
         notes.append(f"Programs over {len(prepared.placement.devices)} devices: {prepared.placement}.")
+    if changed := merged(prepared.graph):
+        count = f"{len(changed)} convolution" + "s" * (len(changed) > 1)
+        notes.append(f"The weights of {count} hold the factors and offsets of channels that follow them in the file.")
     if prepared.options.donate:
         used = sorted({name for segment in held for name in segment.donated})
         notes.append(

@@ -59,6 +59,7 @@ class Options:
         sharding: "batch" splits the rows of a batch over all devices of a mesh; None for one device.
         donate: Inputs whose memory may become that of an output.
         dense: Rewrite masked select and scatter to work on all rows, where that is proved to be the same.
+        scales: Put what scales and shifts the channels of a convolution into its weights, where these may grow.
         lowerings: Names of the forms that operators take, see `operators.LOWERINGS`; None: those for the platform.
         force_breaks: Indices of prepared nodes, in the graph and in each body that runs on the host, that run as breaks
             whatever they need: `range(2, 10_000, 3)` is every third one. Nothing but the speed may change by it.
@@ -83,6 +84,7 @@ class Options:
     sharding: str | None = None
     donate: tuple[str, ...] = ()
     dense: bool = True
+    scales: bool = True
     lowerings: tuple[str, ...] | None = None
     force_breaks: Container[int] = ()
 

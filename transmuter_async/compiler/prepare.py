@@ -22,6 +22,7 @@ from transmuter_async.compiler.flow import nodes_between
 from transmuter_async.compiler.fold import fold_constants
 from transmuter_async.compiler.options import Options
 from transmuter_async.compiler.placement import Placement, batch_axes, spread_rows
+from transmuter_async.compiler.scales import merge_scales
 from transmuter_async.errors import InputError
 from transmuter_async.graph import (
     Graph,
@@ -206,6 +207,9 @@ class PreparedGraph:
         if grows and not self.options.fold_bytes:
             return None
         made = RECIPES[recipe](*arrays, *arguments)
+        if _is_ready(made, arrays):
+            self._origins[id(made)] = key
+            return made  # type: ignore[no-any-return]
         if grows:
             budget = self.options.fold_bytes + 2 * sum(array.nbytes for array in self._all_weights)
             if self._grown + made.nbytes - size > budget:
@@ -300,6 +304,9 @@ def prepare_graph(model: Model, options: Options) -> Graph:
         budget = 2 * weight_bytes + options.fold_bytes if options.fold_bytes else 0
         graph = fold_constants(graph, budget=budget, keep=keep)
         graph = deduplicate(graph)
+        # An alarm names the node whose result it is; and the model holds the weights as loaded.
+        if options.scales and options.fold_bytes and options.nonfinite == "ignore":
+            graph = merge_scales(graph)
         if options.dense and options.nonfinite == "ignore":  # spare rows may be NaN where a mask selects nothing
             graph = densify(graph)
         graph = prune(graph)  # an input that nothing reads stays an input: callers give it
@@ -318,6 +325,12 @@ def _settle_overrides(graph: Graph, overrides: tuple[str, ...]) -> Graph:
 
 def _items(graph: Graph, names: tuple[str, ...]) -> Iterable[tuple[str, np.ndarray]]:
     return ((name, graph.initializers[name]) for name in names)
+
+
+def _is_ready(made: np.ndarray, weights: Iterable[np.ndarray | None]) -> bool:
+    """Whether what a recipe made is another view of a weight's memory, and may be an argument as it is."""
+    mine = made.flags.c_contiguous and not made.flags.writeable and made.ctypes.data % 64 == 0
+    return mine and any(each is not made and each is not None and np.may_share_memory(made, each) for each in weights)
 
 
 def is_host_only(node: Node) -> bool:

@@ -89,7 +89,7 @@ def to_jax(
             fixed[name] = take_value(np.asarray(value) if isinstance(value, jax.Array) else value, names[name].type, True)
         except Misfit as problem:
             raise InputError(f"static_inputs do not fit the graph: {name!r}: {problem}") from None
-    options = Options(lowerings=lowerings)
+    options = Options(lowerings=lowerings, scales=False)  # the params are those of the file
     prepared = PreparedGraph(model, options, prepare_graph(model, options), jax.local_devices()[0])
     fixed_weights = _read_on_the_host(prepared.graph)
     weights: dict[str, np.ndarray] = {}
