@@ -47,7 +47,14 @@ from transmuter_async.hub import (
     Variant,
     parse_reference,
 )
-from transmuter_async.serving import ServingActor, ServingOptions, Starting, close_servings, start_serving
+from transmuter_async.serving import (
+    ServingActor,
+    ServingOptions,
+    Starting,
+    check_compiled,
+    close_servings,
+    start_serving,
+)
 from transmuter_async.sources import folder, is_repository, kept_small, read_fetched, read_local, stem, told
 from transmuter_async.telemetry import Telemetry
 
@@ -533,7 +540,8 @@ class Runtime:
             batch_timeout: Seconds that a row waits for others while the model is busy and could take one more batch. An idle
                 model takes what is there at once.
             max_padded: Elements of a batch after padding: rows × padded sizes of a row (tokens, for text). None: no bound.
-            queue_size: Rows that may wait; `run` waits for room, `run_nowait` is refused.
+            queue_size: Rows that may wait; `run` waits for room, `run_nowait` is refused. Those of `map` fill three quarters
+                of it at most.
             timeout: Seconds until a caller loses patience, where `run` does not say. Compiles do not count.
             concurrency: Batches in flight; None: as many calls as the model computes at once.
             name: Of the serving, in events and errors.
@@ -545,9 +553,11 @@ class Runtime:
             BatchingRefused: The graph mixes the rows of a batch; operators are named.
             InputError: No dimension can be the batch, or the sizes do not fit the buckets or the cache of programs.
             ValueError, TypeError: A number that makes no sense.
+            TypeError: At once: this is no compiled model.
             MisuseError: The runtime was not entered, or the name is taken.
             ActorStopped: The runtime or the model was closed.
         """
+        check_compiled(compiled)
         options = ServingOptions(batch_size, batch_timeout, max_padded, queue_size, timeout, concurrency)
         return Starting(lambda: self._start_serving(compiled, options, name))
 

@@ -191,3 +191,31 @@ async def test_stopping_in_the_middle_of_a_restart() -> None:
                 await compiled.run({"x": 2})
             compiler.computes.open()
         assert compiled.state == "stopped"
+
+
+async def test_draining_in_the_middle_of_a_restart_answers_what_came_since() -> None:
+    async with fake_model(kind=CrashingActor) as (compiled, compiler):
+        compiler.computes.shut()
+        answers: dict[int, Any] = {}
+
+        async def one(x: int) -> None:
+            try:
+                answers[x] = await compiled.run({"x": x})
+            except ActorStopped as error:
+                answers[x] = error
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(one, 1)
+            await compiler.computes.wait_came(1)
+            compiled._actor.crash(Crash("now"))
+            group.start_soon(one, 2)
+            await anyio.wait_all_tasks_blocked()
+            assert compiled.state == "restarting"
+            compiled._actor.stop(drain=True)
+            await anyio.wait_all_tasks_blocked()
+            assert compiler.computes.inside == 1  # nothing before the thread of before has ended
+            compiler.computes.open()
+        assert isinstance(answers[1], ActorStopped)
+        assert answers[2] == {"y": 102}
+        await compiled._actor.wait_stopped()
+        assert compiled.state == "stopped"

@@ -265,7 +265,13 @@ def traffic(simulation: Simulation, seed: int, count: int, keys: dict[str, int],
             timeout = rng.choice([None, None, 3 * MS, 30 * MS, 200 * MS])
             caller = rng.choice([None, None, "a", "b"])
             number = simulation.submit(
-                key, rows, elements=keys[key], timeout=timeout, nowait=rng.random() < 0.1, caller=caller
+                key,
+                rows,
+                elements=keys[key],
+                timeout=timeout,
+                nowait=rng.random() < 0.1,
+                caller=caller,
+                bulk=caller == "b",
             )
             if rng.random() < 0.05:
                 simulation.bad.add(number)

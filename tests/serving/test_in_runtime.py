@@ -36,6 +36,23 @@ async def test_a_serving_is_awaited_or_entered() -> None:
         await tm.Runtime().serve(compiled)
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [(3, "not 3 of type int"), (None, "not None of type NoneType"), ("model.onnx", "not 'model.onnx' of type str")],
+    ids=repr,
+)
+async def test_what_is_no_compiled_model_is_refused(given: Any, shown: str) -> None:
+    async with tm.Runtime() as runtime:
+        with pytest.raises(TypeError, match=rf"{shown}; write `compiled = await runtime\.compile\(model\)`"):
+            runtime.serve(given)
+        with pytest.raises(TypeError, match="of type bytes"):
+            async with runtime.serve(doubling()):  # type: ignore[arg-type]
+                raise AssertionError
+        async with runtime.serve(await runtime.compile(doubling()), batch_size=[2], name="first") as serving:
+            with pytest.raises(TypeError, match="not the serving 'first'"):
+                runtime.serve(serving)  # type: ignore[arg-type]
+
+
 async def test_an_error_in_the_block_ends_it_without_draining() -> None:
     async with tm.Runtime() as runtime:
         compiled = await runtime.compile(doubling(), batching=BUCKETS)

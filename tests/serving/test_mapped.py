@@ -13,7 +13,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from tests.serving.fakes import BAD, Clock, fake_serving, prepared, right, row, settle
-from transmuter_async.errors import ActorStopped, InputError, MisuseError
+from transmuter_async.errors import ActorStopped, InputError, MisuseError, Overloaded
 from transmuter_async.serving import Serving
 
 
@@ -263,7 +263,7 @@ async def _failing(serving: Serving, number: int) -> None:
 
 
 async def test_a_map_stands_in_line_with_one_item(ready: Any) -> None:
-    """Where the queue is full, others are not behind all that a map could have in flight."""
+    """Where its share of the queue is full, others are not behind all that a map could have in flight."""
     async with fake_serving(ready, batch_size=4, queue_size=8) as (serving, model, _):
         model.shut()
         taken = itertools.count()
@@ -273,7 +273,7 @@ async def test_a_map_stands_in_line_with_one_item(ready: Any) -> None:
             await model.wait_calls(1)
             await settle(100)
             statistics = await serving.statistics()
-            assert (statistics.waiting, statistics.waiting_for_room) == (8, 1)
+            assert (statistics.waiting, statistics.waiting_for_room) == (6, 1)
             assert next(taken) < 20
             before = len(model.calls)
             group.start_soon(serving.run, row(-1, 1))
@@ -282,6 +282,35 @@ async def test_a_map_stands_in_line_with_one_item(ready: Any) -> None:
                 model.let()
                 await checkpoint()
             assert len(model.calls) - before <= 4
+            group.cancel_scope.cancel()
+
+
+async def test_a_map_leaves_room_for_who_does_not_wait_for_it(ready: Any) -> None:
+    """A source that always has more would keep the queue full for ever."""
+    async with fake_serving(ready, batch_size=4, queue_size=8) as (serving, model, _):
+        model.shut()
+        taken = itertools.count()
+        source = (row(next(taken)) for _ in range(1000))
+        async with serving.map(source, concurrency=500) as results, anyio.create_task_group() as group:
+            group.start_soon(_drained, results)
+            await model.wait_calls(1)
+            await settle(100)
+            answers: list[Any] = []
+
+            async def single(number: int) -> None:
+                answers.append((number, await serving.run_nowait(row(number))))
+
+            for number in (-1, -2):
+                group.start_soon(single, number)
+            await settle()
+            assert (await serving.statistics()).waiting == 8
+            with pytest.raises(Overloaded, match="no room for 1 more: 8 rows wait, and queue_size=8"):
+                await serving.run_nowait(row(-3))
+            while len(answers) < 2:
+                model.let()
+                await checkpoint()
+            assert all(right(row(number), outputs) for number, outputs in answers)
+            assert (await serving.statistics()).rejected == 1
             group.cancel_scope.cancel()
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from tests.serving.simulation import MS, Simulation, limits, traffic
 from transmuter_async.serving.decisions import Limits, Request
+from transmuter_async.serving.queues import Queue
 from transmuter_async.serving.scheduler import BREAKER_FIRST, PATIENCE, Scheduler
 
 
@@ -282,21 +284,120 @@ def test_nobody_waits_for_a_compile_any_more() -> None:
     simulation.settled()
 
 
-def test_what_left_takes_no_room() -> None:
+@pytest.mark.parametrize("bulk", [False, True], ids=["callers", "maps"])
+def test_what_left_takes_no_room(bulk: bool) -> None:
     """Behind some that stay, thousands come and go: queue, line and deadlines forget them."""
     simulation = Simulation(limits(queue_size=4), cost=lambda batch: 10**6 * MS)
     simulation.submit("a")
     simulation.run(until=0)
-    for key, kept in (("a", 3), ("line", 1)):
+    for key, kept in (("a", 3), ("line", 2)):
         for _ in range(kept):
-            simulation.submit(key, timeout=10**6 * MS)
+            simulation.submit(key, timeout=10**6 * MS, bulk=bulk)
         for _ in range(2000):
-            number = simulation.submit(key, timeout=10**6 * MS)
+            number = simulation.submit(key, timeout=10**6 * MS, bulk=bulk)
             simulation.leave(number)
     scheduler = simulation.scheduler
-    queue = scheduler._queues["a"]
-    assert (queue.count, scheduler.waiting, scheduler.lined) == (3, 4, 0)
-    assert all(len(held) < 200 for held in (queue.by_age, queue.by_turn, scheduler._line, scheduler._deadlines))
+    queue, room = scheduler._queues["a"], 3 if bulk else 4
+    assert (queue.count, scheduler.waiting, scheduler.lined) == (3, room, 5 - room)
+    lines = scheduler._line._lines.values()
+    assert all(len(held) < 200 for held in (queue.by_age, queue.by_turn, scheduler._deadlines, *lines))
+
+
+# Room.
+
+
+def test_maps_leave_a_share_of_the_room_to_others() -> None:
+    """A full share holds up maps only; who waits for room goes in as they came."""
+    simulation = Simulation(limits(queue_size=8, batch_sizes=(1,)), cost=lambda batch: 10 * MS)
+    simulation.submit("a")
+    simulation.run(until=0)
+    maps = [simulation.submit("a", bulk=True, caller="map") for _ in range(9)]
+    assert (simulation.scheduler.waiting, simulation.scheduler.lined) == (6, 3)
+    singles = [simulation.submit("a", nowait=True) for _ in range(2)]
+    assert simulation.scheduler.waiting == 8
+    assert not simulation.refused
+    simulation.submit("a", nowait=True)  # of those that no map is, too many
+    assert simulation.refused == {"full": 1}
+    last = simulation.submit("a")
+    simulation.run()
+    assert simulation.how() == {"done": 13}
+    ends = {each: simulation.fates[each].ended for each in (*maps, *singles, last)}
+    assert max(ends[each] for each in singles) < ends[maps[2]]  # type: ignore[type-var]
+    assert ends[last] < ends[maps[-1]]  # type: ignore[operator]
+    simulation.settled()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_maps_of_any_size_go_in_and_keep_nobody_out(size: int) -> None:
+    """Also where one request of a map is larger than its share, or than the queue."""
+    for rows in (1, size, 4 * size):
+        simulation = Simulation(limits(queue_size=size, batch_sizes=(1,)))
+        simulation.submit("a")
+        simulation.run(until=0)
+        for _ in range(5):
+            simulation.submit("a", rows, bulk=True, caller="map")
+        assert simulation.scheduler.waiting
+        simulation.submit("a", nowait=True)
+        assert not simulation.refused
+        simulation.run()
+        assert simulation.how() == {"done": 7}
+        simulation.settled()
+
+
+def test_who_waits_for_more_room_than_there_is_beside_a_map_gets_it() -> None:
+    """What comes later of the map is behind a large request, so the queue empties for that one."""
+    simulation = Simulation(limits(queue_size=8, batch_sizes=(1,)))
+
+    def stream() -> None:
+        if simulation.now < 200 * MS:
+            if simulation.scheduler.lined < 5:
+                simulation.submit("a", bulk=True, caller="map")
+            simulation.at(simulation.now + MS // 4, stream)
+
+    stream()
+    simulation.run(until=50 * MS)
+    large = simulation.submit("a", 20)
+    simulation.run(until=200 * MS)
+    assert simulation.fates[large].ended is not None
+    assert simulation.fates[large].ended < 100 * MS  # type: ignore[operator]
+    simulation.run()
+    simulation.settled()
+
+
+# Many queues.
+
+
+def test_a_decision_costs_the_same_whatever_the_number_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted are looks at a queue, for each request: where each has a queue of its own, and where a few share one."""
+    looks = 0
+    oldest = Queue.oldest
+
+    def counted(queue: Queue) -> Any:
+        nonlocal looks
+        looks += 1
+        return oldest(queue)
+
+    monkeypatch.setattr(Queue, "oldest", counted)
+    for compile in (0, MS):
+        each = []
+        for count in (20, 1000):
+            simulation = Simulation(limits(queue_size=10_000, concurrency=2, timeout=count * MS), compile=compile)
+            for number in range(count):
+                simulation.submit(number)
+            looks = 0
+            simulation.run()
+            simulation.settled()
+            each.append(looks / count)
+        assert each[1] < 2 * each[0] < 60
+
+
+def test_thousands_of_queues_in_which_all_is_late() -> None:
+    scheduler = Scheduler(limits(queue_size=10_000))
+    for number in range(5000):
+        scheduler.submit(Request(number, number, 1, 1, 0, 1), 0)
+    assert scheduler.next(2) is None
+    assert scheduler.waiting == 0
+    assert len(scheduler.expired(2)) == 5000
 
 
 # The breaker.

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 )
 
 from transmuter_async.serving.decisions import Batch, Limits, Request
-from transmuter_async.serving.scheduler import BREAKER_LONGEST, Scheduler
+from transmuter_async.serving.scheduler import BREAKER_LONGEST, PATIENCE, Scheduler
 
-KEYS = {"short": 4, "long": 16}
+KEYS = {"short": 4, "long": 16, "longer": 20, "other": 4}
 
 
 class Machine(RuleBasedStateMachine):
@@ -60,22 +60,35 @@ class Machine(RuleBasedStateMachine):
         nowait=st.booleans(),
         caller=st.sampled_from([None, "a", "b"]),
         alone=st.booleans(),
+        bulk=st.booleans(),
     )
-    def submit(self, key: str, rows: int, patience: int | None, nowait: bool, caller: Any, alone: bool) -> None:
+    def submit(
+        self, key: str, rows: int, patience: int | None, nowait: bool, caller: Any, alone: bool, bulk: bool
+    ) -> None:
         number = next(self.ids)
         deadline = None if patience is None else self.now + patience
         place: Any = (key, number) if alone else key
-        request = Request(number, place, rows, KEYS[key], self.now, deadline, caller, alone)
+        request = Request(number, place, rows, KEYS[key], self.now, deadline, caller, alone, bulk)
         was_open = self.scheduler.breaker(self.now) == "open"
-        before = self.scheduler.waiting
+        maps, share = self.rows_of_maps(), self.limits.share
+        before = self.scheduler.waiting - maps
         entry = self.scheduler.submit(request, self.now, nowait=nowait)
         assert (entry == "open") == was_open
         assert entry != "line" or not nowait
-        if entry == "queued":
-            assert not before or before + rows <= self.limits.queue_size
+        if entry == "queued" and bulk:
+            assert not maps or maps + rows <= share
+            assert before + min(maps + rows, share) <= self.limits.queue_size
+        elif entry == "queued":
+            assert not before + maps or before + min(maps, share) + rows <= self.limits.queue_size
+        elif entry != "open" and not bulk and not before and rows <= self.limits.queue_size - share:
+            assert self.scheduler.lined > (entry == "line"), "maps alone kept out somebody else"
         if entry in ("queued", "line"):
             self.open[number] = request
             self.computed[number] = set()
+
+    def rows_of_maps(self) -> int:
+        pieces = [piece for queue in self.scheduler._queues.values() for piece in queue.by_age if piece.waiting]
+        return sum(piece.part.rows for piece in pieces if piece.request.bulk)
 
     @rule(data=st.data())
     @precondition(lambda self: self.open)
@@ -178,6 +191,33 @@ class Machine(RuleBasedStateMachine):
             assert queue.held or waiting
         assert scheduler.waiting == sum(scheduler.depths().values()) == sum(queue.rows for queue in queues)
         assert scheduler.lined == sum(not state.pieces for state in scheduler._states.values())
+        assert scheduler._bulk == self.rows_of_maps()
+
+    @invariant()
+    def the_order_is_what_looking_at_all_queues_gives(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        order, found = self.scheduler._order, {}
+        for queue in self.scheduler._queues.values():
+            oldest = queue.oldest()
+            if not queue.held and oldest is not None:
+                found[queue.number] = (queue, oldest.request.arrived)
+        for why in (None, "idle"):
+            ranked = []
+            for queue, arrived in found.values():
+                full, waited = queue.rows >= queue.limit, self.now - arrived >= self.limits.timeout
+                if full or waited or why:
+                    reason = "full" if full else "timeout" if waited else why
+                    passed = order._gone - queue.since
+                    rank = (0, -passed) if passed >= PATIENCE else (1 if full else 2, arrived)
+                    ranked.append((rank, queue.number, reason))
+            chosen, reason = order.choose(self.now, why)
+            if chosen is None:
+                assert not ranked
+            else:
+                assert (chosen.number, reason) == min(ranked)[1:]
+        wake = min((arrived + self.limits.timeout for _, arrived in found.values()), default=None)
+        assert order.wake() == wake
 
     def teardown(self) -> None:
         """Left alone, everything ends."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-from tests.serving.fakes import BAD, BUCKETS, Clock, fake_serving, prepared, right, row, settle
+from tests.serving.fakes import BAD, BUCKETS, Clock, FakeModel, fake_serving, prepared, right, row, settle
 from transmuter_async.compiler import Batching
 from transmuter_async.errors import (
     ActorStopped,
@@ -23,7 +23,7 @@ from transmuter_async.errors import (
     InputError,
     Overloaded,
 )
-from transmuter_async.serving import Serving
+from transmuter_async.serving import Serving, ServingActor
 from transmuter_async.serving.rows import Rows
 from transmuter_async.telemetry import CATALOGUE, Telemetry
 from transmuter_async.testing import Recorder
@@ -313,7 +313,7 @@ async def test_batch_events_say_what_ran(ready: Any) -> None:
         assert [e.measurements["oldest_wait"] for e in stops] == [0, 250_000_000, 250_000_000]
         assert {e.metadata["serving"] for e in stops} == {"fake-serving"}
         assert {e.metadata["bucket"] for e in stops} == {"length=4"}
-        assert [e.metadata["reason"] for e in stops] == ["idle", "full", "idle"]
+        assert [e.metadata["why"] for e in stops] == ["idle", "full", "idle"]
         statistics = await serving.statistics()
         assert statistics.mean_batch == pytest.approx(8 / 3)
         assert statistics.padded == pytest.approx((4 + 7) / 36)
@@ -550,6 +550,83 @@ async def test_a_crash_of_the_worker_answers_everyone_and_it_starts_again(ready:
         assert (await serving.statistics()).restarts == 1
 
 
+async def _restarting(
+    callers: Callers, model: FakeModel, actor: ServingActor, monkeypatch: pytest.MonkeyPatch
+) -> anyio.Event:
+    """Crash it with work in flight, and hold its restart until the event that is given back; work comes meanwhile."""
+    gate, opening = anyio.Event(), actor._open
+
+    async def slowly() -> None:
+        await gate.wait()
+        await opening()
+
+    monkeypatch.setattr(actor, "_open", slowly)
+    model.shut()
+    await callers.send("before", row(9))
+    await model.wait_calls(1)
+    actor.crash(ZeroDivisionError("a defect"))
+    await callers.wait("before")
+    assert isinstance(callers.outcomes["before"], ActorStopped)
+    model.open()
+    for number in range(7):
+        await callers.send(number, row(number, [3, 7, 12][number % 3]))
+    await settle()
+    assert actor.state == "restarting"
+    assert len(model.calls) == 1
+    return gate
+
+
+async def test_draining_while_it_starts_again_answers_what_came_since(
+    ready: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_serving(ready, queue_size=4) as (serving, model, actor), anyio.create_task_group() as group:
+        callers = Callers(serving, group)
+        gate = await _restarting(callers, model, actor, monkeypatch)
+        group.start_soon(lambda: serving.aclose(drain=True))
+        await settle()
+        assert serving.state == "stopping"
+        with pytest.raises(ActorStopped):
+            await serving.run(row(0))
+        await settle()
+        assert len(model.calls) == 1  # nothing before it is open again
+        gate.set()
+        await callers.wait(*range(7))
+        assert all(right(row(n, [3, 7, 12][n % 3]), callers.outcomes[n]) for n in range(7))
+        with anyio.fail_after(5):
+            await actor.wait_stopped()
+        assert (serving.state, actor.restarts) == ("stopped", 1)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+async def test_closing_while_it_starts_again_ends_in_time(
+    ready: Any, monkeypatch: pytest.MonkeyPatch, drain: bool
+) -> None:
+    async with fake_serving(ready) as (serving, model, actor), anyio.create_task_group() as group:
+        callers = Callers(serving, group)
+        await _restarting(callers, model, actor, monkeypatch)
+        with anyio.fail_after(10):
+            await serving.aclose(drain=drain, grace=0.05)
+        await callers.wait(*range(7))
+        assert all(isinstance(callers.outcomes[number], ActorStopped) for number in range(7))
+        assert len(model.calls) == 1
+
+
+async def test_a_crash_while_it_drains_answers_everyone(ready: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_serving(ready) as (serving, model, actor), anyio.create_task_group() as group:
+        callers = Callers(serving, group)
+        gate = await _restarting(callers, model, actor, monkeypatch)
+        model.shut()
+        group.start_soon(lambda: serving.aclose(drain=True))
+        await settle()
+        gate.set()
+        await model.wait_calls(2)
+        actor.crash(ZeroDivisionError("another"))
+        await callers.wait(*range(7))
+        assert all(isinstance(callers.outcomes[number], ActorStopped) for number in range(7))
+        with anyio.fail_after(5):
+            await actor.wait_stopped()
+
+
 # Warming up.
 
 
@@ -616,6 +693,29 @@ async def test_a_warm_up_whose_serving_ends_meanwhile_says_so(ready: Any) -> Non
         assert not model.calls
         with pytest.raises(ActorStopped):
             await serving.warm()
+
+
+async def test_a_warm_up_that_is_cancelled_takes_nothing_from_one_before(ready: Any) -> None:
+    async with fake_serving(ready) as (serving, model, _):
+        for first in (True, False):
+            model.shut_compiles()
+            seen = len(model.warmed)
+            async with anyio.create_task_group() as group:
+                group.start_soon(serving.warm)
+                await model.wait_warmed(seen + 1)
+                assert serving.ready is not first  # it computes as before while it is warmed again
+                group.cancel_scope.cancel()
+            statistics = await serving.statistics()
+            assert (statistics.ready, serving.ready) == (not first, not first)
+            assert statistics.warm_failure == ("it was cancelled" if first else None)
+            model.open_compiles()
+            await serving.warm()
+            assert serving.ready
+            assert (await serving.statistics()).warm_failure is None
+        model.compile_error = CompileError("XLA refuses")
+        with pytest.raises(CompileError):
+            await serving.warm()
+        assert not serving.ready
 
 
 async def test_what_can_not_be_made_up_needs_a_sample(unpadded: Any) -> None:

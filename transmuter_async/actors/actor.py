@@ -59,6 +59,7 @@ class Actor:
         self._failure: BaseException | None = None
         self._fatal: BaseException | None = None
         self._drain = False
+        self._is_open = False
         self.ready: Reply[None] = Reply(self.loop)
         self._scope = anyio.CancelScope()
         self._signal = anyio.Event()
@@ -96,7 +97,7 @@ class Actor:
             while True:
                 cause, self._failure = self._failure, None
                 self._scope = anyio.CancelScope()
-                if self.state == "stopping":
+                if self.state == "stopping" and not self._drain:
                     self._scope.cancel()
                 try:
                     with self._scope:
@@ -141,17 +142,18 @@ class Actor:
         """Wait until there is nothing left to run for: the crash to recover from, or None to end."""
         while True:
             stopping = self.state == "stopping"
-            if self._failure is not None:
-                return None if stopping else self._failure
             if stopping and not (self._drain and self._busy()):
                 return None
+            if self._failure is not None:
+                return self._failure
             await self._signal.wait()
             self._signal = anyio.Event()
 
     def _begin(self, how: str, failure: BaseException | None) -> None:
-        if self.state == "stopping":  # asked to stop while it opened
+        if self.state != "stopping":
+            self.state = "running"
+        elif not self._drain:  # asked to stop while it opened
             return
-        self.state = "running"
         if self.telemetry.wants(f"transmuter.actor.{how}"):
             self.telemetry.emit(
                 f"transmuter.actor.{how}",
@@ -159,6 +161,7 @@ class Actor:
                 {"actor": self.name, **self.facts, "reason": None if failure is None else detached(failure)},
             )
         self.ready.settle(None, None)
+        self._is_open = True
         try:
             self._opened()
         except Exception as error:
@@ -185,6 +188,7 @@ class Actor:
         """The actor's own code failed: answer everyone, and have the task see to it."""
         if self._failure is None and self.state != "stopped":
             self._failure = error
+            self._is_open = False
             if self.state == "running":
                 self.state = "restarting"
             stopped = ActorStopped(
@@ -194,15 +198,24 @@ class Actor:
             self._abort(stopped)
             self._signal.set()
 
+    @property
+    def works(self) -> bool:
+        """Whether it may take up what waits: it is open, also while it drains; not between a crash and its restart."""
+        return self._is_open and self.state in ("running", "stopping")
+
     def stop(self, *, drain: bool = False) -> None:
-        """Refuse what comes from now on and end; answer who waits with `ActorStopped`, or with `drain` finish first."""
+        """Refuse what comes from now on and end; answer who waits with `ActorStopped`, or with `drain` finish first.
+
+        What came after a crash is finished, too: once it has started again.
+        """
         if self.state in ("stopping", "stopped"):
             if not drain and self._drain:  # no more patience
                 self._drain = False
+                self._scope.cancel()
                 self._abort(self.stopped_error())
                 self._signal.set()
             return
-        self._drain = drain and self.state == "running"
+        self._drain = drain and self.state in ("running", "restarting")
         self.state = "stopping"
         if not self._drain:
             self._scope.cancel()

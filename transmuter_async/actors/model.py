@@ -306,7 +306,7 @@ class ModelActor(Actor):
             observer.timings.clear()
 
     def _next(self) -> None:
-        while self._mail and self._running < self.max_concurrency and self.state in ("running", "stopping"):
+        while self._mail and self._running < self.max_concurrency and self.works:
             call = self._mail.popleft()
             if call in self._calls and call.place == "waiting":
                 self._queued -= 1

@@ -2,22 +2,19 @@
 
 Callers hand requests in and wait for their replies. The scheduler decides; a task *pumps* it once per turn of the loop, so
 that everything that came in one turn can share a batch. Each batch is a task: it builds the inputs, calls the model, cuts
-the outputs and settles the replies. A batch that fails is tried once more, each of its requests alone.
-
-What takes time (the proof, building and cutting of large batches) happens in a thread; small copies on the loop.
+the outputs (`computing.py`) and settles the replies. The proof and whatever else takes time happens in a thread.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
-from transmuter_async.actors import Actor, AnyReply, Compiled, ModelActor, Threads, again
+from transmuter_async.actors import AnyReply, Compiled, Threads, again
 from transmuter_async.errors import (
     ActorStopped,
     CircuitOpen,
@@ -30,8 +27,8 @@ from transmuter_async.errors import (
     Overloaded,
     TransmuterError,
 )
-from transmuter_async.serving import trial
-from transmuter_async.serving.decisions import Batch, Limits, Request
+from transmuter_async.serving.computing import Answer, Computing, Run
+from transmuter_async.serving.decisions import Limits, Request
 from transmuter_async.serving.records import ServingOptions, ServingStatistics
 from transmuter_async.serving.rows import INLINE_BYTES, Item, Piece, Rows, allowed_sizes, plan_rows
 from transmuter_async.serving.scheduler import Scheduler
@@ -42,46 +39,30 @@ __all__ = ["ServingActor"]
 OWN_FAULT = (InputError, IndexOutOfRange, NonFiniteError, OperatorError, NeedsValue)
 """Errors that lie in what was sent: they say nothing about the model's health."""
 
-KNOWN = 4096
-"""Programs that are remembered as compiled."""
-
 FOREVER = 1e9
 """Seconds that are no timeout any more."""
-
-Answer = Mapping[str, Any] | None
 
 
 class Ticket:
     """A request on its way.
 
     Attributes:
+        runs: Batches that have rows of it.
         parts: `(start, rows, outputs)` of what is computed.
     """
 
-    __slots__ = ("began", "id", "item", "parts", "reply")
+    __slots__ = ("began", "id", "item", "parts", "reply", "runs")
 
     def __init__(self, number: int, item: Item, reply: AnyReply, began: int) -> None:
         self.id = number
         self.item = item
         self.reply = reply
         self.began = began
+        self.runs: list[Run] = []
         self.parts: list[tuple[int, int, Mapping[str, Any]]] = []
 
 
-class _Run:
-    """A batch on its way."""
-
-    __slots__ = ("batch", "go", "item", "pieces", "scope")
-
-    def __init__(self, batch: Batch, pieces: list[Piece]) -> None:
-        self.batch = batch
-        self.pieces = pieces
-        self.item = pieces[0].item
-        self.scope = anyio.CancelScope()
-        self.go = anyio.Event()
-
-
-class ServingActor(Actor):
+class ServingActor(Computing):
     """The actor of one serving.
 
     Args:
@@ -91,53 +72,23 @@ class ServingActor(Actor):
         options: As asked for.
 
     Attributes:
-        clock: Tells the time in nanoseconds.
         is_ready: Whether a `warm` has succeeded.
         warm_failure: What the last `warm` failed with, in words.
-        known: Programs that are compiled, by queue and rows.
         refusal: Why nothing is answered any more: a trial has failed.
     """
 
     def __init__(self, name: str, telemetry: Telemetry, compiled: Compiled, options: ServingOptions) -> None:
-        source = compiled.model.source
-        super().__init__(name, telemetry, {"source": source})
-        self.compiled = compiled
-        self.options = options
-        self.metadata: dict[str, Any] = {"source": source, "actor": name, "serving": name}
-        self.clock: Callable[[], int] = time.monotonic_ns
+        super().__init__(name, telemetry, compiled, options)
         self.is_ready = False
         self.refusal: TransmuterError | None = None
         self.warm_failure: str | None = None
         self._generation = 0
-        self._rows: Rows | None = None
-        self._limits: Limits | None = None
-        self._scheduler: Scheduler | None = None
-        self._threads: Threads | None = None
         self._group: TaskGroup | None = None
-        self._kick = anyio.Event()
         self._numbers = itertools.count()
         self._tickets: dict[int, Ticket] = {}
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, Run] = {}
         self._ended = anyio.Event()
         self._moved: anyio.Event | None = None  # who waits for room with `wait_room`
-        self.known: set[Hashable] = set()
-        self._losses = 0
-        self._model_gone: BaseException | None = None
-        self._elements = [0.0, 0.0]
-        names = ("requests", "rows", "answered", "failed", "cancelled", "expired", "rejected", "batches", "batch_rows")
-        self._counts = dict.fromkeys((*names, "retried", "opened"), 0)
-
-    @property
-    def rows(self) -> Rows:
-        """How requests are joined."""
-        assert self._rows is not None
-        return self._rows
-
-    @property
-    def limits(self) -> Limits:
-        """What bounds the batches."""
-        assert self._limits is not None
-        return self._limits
 
     # Life cycle; see `Actor`.
 
@@ -171,11 +122,6 @@ class ServingActor(Actor):
             self._scheduler = Scheduler(self.limits)
         self.known.clear()
         self.checkpoint()
-
-    def _models(self) -> tuple[ModelActor, ...]:
-        """The model's actors; several where it has replicas."""
-        actors: tuple[ModelActor, ...] = getattr(self.compiled, "_actors", (self.compiled._actor,))
-        return actors
 
     def _planned(self) -> tuple[Rows, Limits]:
         options, prepared = self.options, self.compiled._prepared
@@ -278,8 +224,17 @@ class ServingActor(Actor):
         caller: Hashable = None,
         timeout: float | None = None,
         nowait: bool = False,
+        bulk: bool = False,
     ) -> Ticket:
         """Take a request in. Its reply is settled exactly once, unless it is abandoned.
+
+        Args:
+            item: The request.
+            reply: Where its answer goes.
+            caller: Who shares turns with others; None: somebody of their own.
+            timeout: Seconds; None: as the serving has it.
+            nowait: Do not wait for room.
+            bulk: One of a source of many, which leaves room for others.
 
         Raises:
             ActorStopped: The serving takes nothing any more.
@@ -302,6 +257,7 @@ class ServingActor(Actor):
             None if timeout is None or timeout > FOREVER else now + int(max(timeout, 0) * 1e9),
             caller,
             item.alone,
+            bulk,
         )
         entry = scheduler.submit(request, now, nowait=nowait)
         if entry == "open":
@@ -310,8 +266,8 @@ class ServingActor(Actor):
             self._counts["rejected"] += 1
             self._reject("overloaded")
             raise Overloaded(
-                f"the queue of {self.name!r} is full: {scheduler.waiting} rows wait, and queue_size={self.limits.queue_size}; "
-                "await run() to wait for room, or send fewer at once"
+                f"the queue of {self.name!r} has no room for {item.rows} more: {scheduler.waiting} rows wait, and "
+                f"queue_size={self.limits.queue_size}; await run() to wait for room, or send fewer at once"
             )
         self._counts["requests"] += 1
         self._counts["rows"] += item.rows
@@ -346,15 +302,16 @@ class ServingActor(Actor):
             return
         self._counts["expired" if why == "deadline" else "cancelled"] += 1
         if self._scheduler is not None:
-            running = any(
-                part.request == ticket.id for run in self._runs.values() if run.go.is_set() for part in run.batch.parts
-            )
+            running = any(run.go.is_set() for run in self._running(ticket))
             for batch in self._scheduler.cancel(ticket.id, self.clock()):
                 self._runs[batch].scope.cancel()
             if not running and sum(rows for _, rows, _ in ticket.parts) < ticket.item.rows:
                 self._reject(why)
             self._kick.set()
         self._settled()
+
+    def _running(self, ticket: Ticket) -> list[Run]:
+        return [run for run in ticket.runs if self._runs.get(run.batch.id) is run]
 
     def _reject(self, why: str) -> None:
         if self.telemetry.wants("transmuter.queue.rejected"):
@@ -366,7 +323,7 @@ class ServingActor(Actor):
         while True:
             wake = None
             try:
-                if self._scheduler is not None and self.state in ("running", "stopping"):
+                if self._scheduler is not None and self.works:
                     self._pump(self._scheduler)
                     wake = self._scheduler.wake(self.clock())
                     self._wake()
@@ -389,14 +346,18 @@ class ServingActor(Actor):
         while (batch := scheduler.next(self.clock())) is not None:
             run = self._runs.get(batch.id)
             if run is None:
-                pieces = [Piece(self._tickets[part.request].item, part.start, part.rows) for part in batch.parts]
-                run = self._runs[batch.id] = _Run(batch, pieces)
+                tickets = [self._tickets[part.request] for part in batch.parts]
+                pieces = [
+                    Piece(ticket.item, part.start, part.rows) for ticket, part in zip(tickets, batch.parts, strict=True)
+                ]
+                run = self._runs[batch.id] = Run(batch, pieces)
+                for ticket in tickets:
+                    ticket.runs.append(run)
                 self.start_soon(self._run, run, self._generation)
             run.go.set()
 
     def _late(self, ticket: Ticket) -> DeadlineExceeded:
-        running = any(part.request == ticket.id for run in self._runs.values() for part in run.batch.parts)
-        where = "it was being computed" if running else "it was still in the queue"
+        where = "it was being computed" if self._running(ticket) else "it was still in the queue"
         waited = (self.clock() - ticket.began) / 1e6
         return DeadlineExceeded(
             f"no answer from {self.name!r} within its timeout: {where}. {waited:.1f} ms have passed; compiles are not counted"
@@ -404,7 +365,7 @@ class ServingActor(Actor):
 
     # Batches, each in a task.
 
-    async def _run(self, run: _Run, generation: int) -> None:
+    async def _run(self, run: Run, generation: int) -> None:
         try:
             with run.scope:
                 outcomes, answers, errors = await self._outcomes(run)
@@ -422,109 +383,8 @@ class ServingActor(Actor):
             self._ended.set()
             self._kick.set()
 
-    async def _outcomes(self, run: _Run) -> tuple[list[bool | None], list[Answer], list[Exception | None]]:
-        """Compute a batch; where it fails, each of its parts alone."""
-        assert self._scheduler is not None
-        scheduler, batch = self._scheduler, run.batch
-        try:
-            got: list[Answer] = list(await self._compute(run, run.pieces, batch.program))
-            return [True] * len(got), got, [None] * len(got)
-        except Exception as error:
-            if isinstance(error, ActorStopped) and self.compiled.state in ("stopping", "stopped"):
-                self._model_gone = error
-                self.stop()
-                raise
-            if len(run.pieces) == 1:
-                return [False], [None], [error]
-        self._counts["retried"] += 1
-        outcomes: list[bool | None] = []
-        answers: list[Answer] = []
-        errors: list[Exception | None] = []
-        for part, piece in zip(batch.parts, run.pieces, strict=True):
-            outcome, answer, problem = None, None, None
-            if scheduler.alive(part.request):
-                program = piece.rows if piece.item.alone else self.limits.program(piece.rows)
-                try:
-                    [answer] = await self._compute(run, [piece], program, retry=True)
-                    outcome = True
-                except Exception as error:
-                    outcome, problem = False, error
-            outcomes.append(outcome)
-            answers.append(answer)
-            errors.append(problem)
-        return outcomes, answers, errors
-
-    async def _compute(
-        self, run: _Run, pieces: Sequence[Piece], program: int, *, retry: bool = False
-    ) -> Sequence[Mapping[str, Any]]:
-        batch, rows = run.batch, self.rows
-        count = sum(piece.rows for piece in pieces)
-        facts = {
-            **self.metadata,
-            "bucket": run.item.bucket,
-            "program": program,
-            "reason": "retry" if retry else batch.reason,
-        }
-        with self.telemetry.span("transmuter.batch", facts) as span:
-            padding = rows.padding(pieces, program)
-            span.measurements.update(size=count, padding=padding, queue_depth=batch.depth, oldest_wait=batch.oldest)
-            large = rows.bytes(pieces, program) > INLINE_BYTES
-            inputs = await self.in_thread(large, rows.build, pieces, program)
-            await self._compiling(run, inputs, program)
-            outputs = await self.compiled.run(inputs, copy=False)
-            self._counts["batches"] += 1
-            self._counts["batch_rows"] += count
-            elements = program * run.item.elements
-            self._elements[0] += padding * elements
-            self._elements[1] += elements
-            large = sum(getattr(value, "nbytes", 0) for value in outputs.values()) > INLINE_BYTES
-            answers: Sequence[Mapping[str, Any]] = await self.in_thread(large, rows.cut, outputs, pieces, program)
-            return answers
-
-    async def in_thread(self, threaded: bool, work: Callable[..., Any], *arguments: Any) -> Any:
-        """`work(*arguments)`: here on the loop, or where it takes time in the serving's thread."""
-        if not threaded or self._threads is None:
-            return work(*arguments)
-        return await self._threads.run(work, *arguments)
-
-    async def _compiling(self, run: _Run, inputs: Mapping[str, Any], program: int) -> None:
-        """Before the first run of a program: compile it without holding a slot, and have deadlines stand still."""
-        options = self.compiled._prepared.options
-        key: Hashable = (run.item.key, program)
-        if run.item.alone:
-            key = tuple((name, getattr(value, "shape", None)) for name, value in inputs.items())
-        losses = sum(actor.losses for actor in self._models())
-        if losses != self._losses:  # a cache was cleared, or has evicted something: ask again what is there
-            self._losses = losses
-            self.known.clear()
-        if key in self.known or options.compiler == "eager" or options.cold == "interpret":
-            return
-        assert self._scheduler is not None
-        scheduler, batch = self._scheduler, run.batch
-        if not run.item.alone and run.go.is_set():
-            run.go = anyio.Event()
-            scheduler.hold(batch.id, self.clock())
-            self._kick.set()
-            problem = None
-            try:
-                await self.compiled.warm(trial.as_specs(self.rows, inputs))
-            except InputError:
-                pass  # the graph reads a value that only the call has: it compiles then
-            except Exception as error:
-                problem = error
-            scheduler.ready(batch.id, self.clock())
-            self._kick.set()
-            await run.go.wait()
-            if problem is not None:
-                raise problem
-        if run.item.alone or self.compiled.graph_break is not False:  # then it compiles on the way, too
-            scheduler.first(batch.id, self.clock())
-        if len(self.known) >= KNOWN:
-            self.known.clear()
-        self.known.add(key)
-
     async def _finish(
-        self, run: _Run, outcomes: list[bool | None], answers: list[Answer], errors: list[Exception | None]
+        self, run: Run, outcomes: list[bool | None], answers: list[Answer], errors: list[Exception | None]
     ) -> None:
         assert self._scheduler is not None
         batch, now = run.batch, self.clock()

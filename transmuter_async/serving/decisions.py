@@ -33,6 +33,11 @@ class Limits:
         fitting = [size for size in self.batch_sizes if size * elements <= self.max_padded]
         return fitting[-1] if fitting else self.batch_sizes[0]
 
+    @property
+    def share(self) -> int:
+        """Rows of maps that may wait: three quarters of the queue. The rest is kept for everybody else."""
+        return self.queue_size - max(1, self.queue_size // 4)
+
     def program(self, rows: int) -> int:
         """The rows of the program that a batch of `rows` runs in."""
         return next((size for size in self.batch_sizes if size >= rows), rows)
@@ -51,6 +56,7 @@ class Request:
         deadline: When nobody wants the answer any more; None for never.
         caller: Who shares its turns with whom; None: a caller of its own.
         alone: Runs by itself and as it is.
+        bulk: One of a source of many, which may not take all the room.
     """
 
     id: int
@@ -61,6 +67,7 @@ class Request:
     deadline: int | None = None
     caller: Hashable = None
     alone: bool = False
+    bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)

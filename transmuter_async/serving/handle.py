@@ -19,10 +19,31 @@ from transmuter_async.serving.records import ServingOptions, ServingStatistics
 from transmuter_async.serving.warming import warm as warm_up
 from transmuter_async.telemetry import Telemetry
 
-__all__ = ["GRACE", "Serving", "Starting", "close_servings", "start_serving"]
+__all__ = ["GRACE", "Serving", "Starting", "check_compiled", "close_servings", "start_serving"]
 
 GRACE = 10.0
 """Seconds that closing may take by default."""
+
+
+def check_compiled(given: object) -> None:
+    """Refuse to serve what is no compiled model.
+
+    Raises:
+        TypeError: Saying what came.
+    """
+    if isinstance(given, Compiled):
+        return
+    if isinstance(given, Serving):
+        raise TypeError(
+            f"serve takes a compiled model, not the serving {given.name!r}; give it the model that this one stands in front of"
+        )
+    shown = repr(given)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    raise TypeError(
+        f"serve takes a compiled model, not {shown} of type {type(given).__name__}; write "
+        "`compiled = await runtime.compile(model)`, and serve that"
+    )
+
 
 Outputs = dict[str, Any]
 
@@ -86,7 +107,7 @@ class Serving:
         """As `run`, but never waits for room.
 
         Raises:
-            Overloaded: The queue is full.
+            Overloaded: The queue is full. A `map` by itself never fills it: a quarter of `queue_size` is left to others.
         """
         return self._run(*self._take(inputs, copy), timeout, nowait=True)
 
@@ -132,7 +153,8 @@ class Serving:
         """Answer every item of a source: `async for outputs in serving.map(source)`.
 
         No more than `concurrency` items are taken from the source before their results are taken from the iterator, so
-        memory is bounded whatever the source's length. All of them together count as one caller where turns are shared.
+        memory is bounded whatever the source's length. All of them together count as one caller where turns are shared, and
+        the rows of all maps that wait fill three quarters of `queue_size` at most, so that `run` and `run_nowait` get in.
 
         Args:
             source: An async or plain iterable of inputs, as for `run`. Iterated in a task of the serving; a plain one must not
@@ -166,7 +188,8 @@ class Serving:
     async def warm(self, *samples: Mapping[str, Any]) -> None:
         """Compile the program of every bucket and batch size, and compute a batch of each bucket against its rows.
 
-        `ready` is True only after that. What fails is raised here and told by `statistics().warm_failure`.
+        `ready` is True only after that. What fails is raised here and told by `statistics().warm_failure`. A serving that is
+        ready stays so while it is warmed again, and where that is cancelled.
 
         Args:
             samples: Examples of all inputs; needed where names and declared sizes do not tell how to make some up. Several

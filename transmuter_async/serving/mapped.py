@@ -146,7 +146,7 @@ class _State:
                 if not seconds:
                     break
                 await anyio.sleep(seconds)
-            ticket = actor.submit(item, reply, caller=self, timeout=self.timeout)
+            ticket = actor.submit(item, reply, caller=self, timeout=self.timeout, bulk=True)
         except Exception as error:
             self.settle(index, None, error)
             return not isinstance(error, ActorStopped)

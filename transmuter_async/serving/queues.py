@@ -38,29 +38,34 @@ class Queue:
 
     Attributes:
         key: Of the bucket.
+        number: Of the queue, unique.
         limit: Rows of a full batch.
         by_age: Parts as they came.
         by_turn: A heap of `(virtual time, number, part)`. Both lists hold parts that wait no longer, until they are tidied.
         rows: That wait.
         count: Parts that wait.
-        passed: Batches of other queues that went before while this one had rows.
+        since: Batches of all queues that had gone when a batch of it went last, or when it was new: what went since has passed
+            it over. While it is held: how many fewer than had gone then.
         now: Virtual time, in rows.
         turns: Up to when each caller has rows waiting, in virtual time.
         held: Batches whose program compiles.
+        paused: Requests whose deadlines stand still until then.
         batches: That have left it.
         favoured: Whether the last batch started with the oldest part because of its age.
     """
 
     key: Hashable
+    number: int
     limit: int
     by_age: deque[Waiting] = field(default_factory=deque)
     by_turn: list[tuple[int, int, Waiting]] = field(default_factory=list)
     rows: int = 0
     count: int = 0
-    passed: int = 0
+    since: int = 0
     now: int = 0
     turns: dict[Hashable, int] = field(default_factory=dict)
     held: int = 0
+    paused: list[Pending] = field(default_factory=list)
     batches: int = 0
     favoured: bool = False
 
@@ -97,6 +102,8 @@ class Pending:
         left: Rows that are not computed yet.
         pieces: Its parts; none while it waits for room.
         paused: Since when its deadline stands still; None: it does not.
+        place: In the line; 0 while it is in none.
+        batches: That rows of it are, or were, in.
     """
 
     request: Request
@@ -104,6 +111,8 @@ class Pending:
     left: int
     pieces: list[Waiting] = field(default_factory=list)
     paused: int | None = None
+    place: int = 0
+    batches: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

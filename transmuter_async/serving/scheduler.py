@@ -8,7 +8,8 @@ No clock, no loop, no arrays: whoever drives it says what time it is (integers, 
 
 Rules:
 
-- Rows are counted. A request stays whole where it fits into a batch of its bucket, else it is split into parts.
+- Rows are counted. Maps may fill a share of the room only (`Limits.share`), so that they never keep single callers out, and
+  wait for it in a line of their own; of both lines who came first goes first, as far as that share allows. A request stays whole where it fits into a batch of its bucket, else it is split into parts.
 - A queue is due when a batch of it would be full, when its oldest part has waited for `timeout`, or at once while nothing
   runs. Of several that are due a full one goes first, then the one with the oldest part; but none is passed over more than
   `PATIENCE` times, whatever fits better meanwhile.
@@ -33,12 +34,11 @@ from typing import Literal
 
 from transmuter_async.serving.costs import Costs
 from transmuter_async.serving.decisions import Batch, Limits, Part, Request
+from transmuter_async.serving.line import Line
+from transmuter_async.serving.order import PATIENCE, Order
 from transmuter_async.serving.queues import Pending, Queue, Running, Waiting
 
 __all__ = ["BREAKER_FIRST", "BREAKER_LONGEST", "PATIENCE", "Scheduler"]
-
-PATIENCE = 4
-"""Batches that may go before a queue that is due; then it is its turn."""
 
 SKIPS = 64
 """Parts that are looked at and left for a later batch, when none of them fits into what is left of this one."""
@@ -67,7 +67,8 @@ class Scheduler:
         self.limits = limits
         self.draining = False
         self._queues: dict[Hashable, Queue] = {}
-        self._line: deque[Pending] = deque()
+        self._order = Order(limits.timeout)
+        self._line = Line()
         self._states: dict[int, Pending] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._running: dict[int, Running] = {}
@@ -75,8 +76,9 @@ class Scheduler:
         self._slots = 0
         self._sequence = 0
         self._batches = 0
+        self._numbers = 0
         self._waiting = 0
-        self._lined = 0
+        self._bulk = 0  # of these, rows of maps
         self._costs = Costs()
         self._opened_until: int | None = None
         self._span = 0
@@ -93,7 +95,7 @@ class Scheduler:
     @property
     def lined(self) -> int:
         """Requests that wait for room in the queues."""
-        return self._lined
+        return len(self._line)
 
     @property
     def running(self) -> int:
@@ -139,7 +141,9 @@ class Scheduler:
         """
         if self.breaker(now) == "open":
             return "open"
-        fits = not self._lined and self._fits(request)
+        fits = self._fits(request) and self._first_in_line() is None
+        if request.bulk and self._line.first(bulk=True) is not None:
+            fits = False  # it waits for the share of maps, and so does this one
         if nowait and not fits:
             return "full"
         state = Pending(request, request.deadline, request.rows)
@@ -154,20 +158,42 @@ class Scheduler:
             return "queued"
         queue = self._queues.get(request.key)
         if queue is not None and queue.held:
-            state.paused = now
-        self._line.append(state)
-        self._lined += 1
+            self._stop_clock(queue, state, now)
+        self._line.add(state)
         return "line"
 
     def _fits(self, request: Request) -> bool:
-        return not self._waiting or self._waiting + request.rows <= self.limits.queue_size
+        """Whether there is room. What waits of maps counts as their share at most, so a quarter is always left to others."""
+        share, size = self.limits.share, self.limits.queue_size
+        single = self._waiting - self._bulk
+        if request.bulk:
+            return self._has_share(request) and single + min(self._bulk + request.rows, share) <= size
+        return not self._waiting or single + min(self._bulk, share) + request.rows <= size
+
+    def _has_share(self, request: Request) -> bool:
+        return not request.bulk or not self._bulk or self._bulk + request.rows <= self.limits.share
+
+    def _first_in_line(self) -> Pending | None:
+        """Who goes in as soon as there is room; None where nobody waits, or only for the share of maps."""
+        if not self._line:
+            return None
+        single, bulk = self._line.first(bulk=False), self._line.first(bulk=True)
+        if bulk is None or not self._has_share(bulk.request):
+            return single
+        return bulk if single is None or bulk.place < single.place else single
+
+    def _queue(self, key: Hashable, limit: int) -> Queue:
+        self._numbers += 1
+        queue = self._queues[key] = Queue(key, self._numbers, limit)
+        self._order.add(queue)
+        return queue
 
     def _enqueue(self, state: Pending, now: int) -> None:
         request = state.request
         queue = self._queues.get(request.key)
         if queue is None:
             limit = max(request.rows, 1) if request.alone else self.limits.rows(request.elements)
-            queue = self._queues[request.key] = Queue(request.key, limit)
+            queue = self._queue(request.key, limit)
         start = 0
         while True:
             rows = min(queue.limit, request.rows - start)
@@ -180,22 +206,19 @@ class Scheduler:
             start += rows
             if start >= request.rows:
                 break
-        queue.rows += request.rows
+        before, queue.rows = queue.rows, queue.rows + request.rows
         self._waiting += request.rows
-        if queue.held and state.paused is None:
-            state.paused = now
+        if request.bulk:
+            self._bulk += request.rows
+        if queue.held:
+            self._stop_clock(queue, state, now)
+        elif not before or before < queue.limit <= queue.rows:  # else it stands where it stood
+            self._order.update(queue)
 
     def _admit(self, now: int) -> None:
-        while self._line:
-            state = self._line[0]
-            if state.request.id not in self._states:
-                self._line.popleft()  # left, and counted then
-            elif self._fits(state.request):
-                self._line.popleft()
-                self._lined -= 1
-                self._enqueue(state, now)
-            else:
-                return
+        while (state := self._first_in_line()) is not None and self._fits(state.request):
+            self._line.remove(state)
+            self._enqueue(state, now)
 
     # Who leaves.
 
@@ -208,17 +231,16 @@ class Scheduler:
         state = self._states.pop(request, None)
         if state is None:
             return ()
-        if not state.pieces:
-            self._lined -= 1
-            if len(self._line) > 64 + 4 * self._lined:
-                self._line = deque(each for each in self._line if each.request.id in self._states)
+        if state.place:
+            self._line.remove(state)
         self._drop(state)
         useless = []
-        for running in self._running.values():
-            if request in running.live:
+        for number in state.batches:
+            running = self._running.get(number)
+            if running is not None and request in running.live:
                 running.live.discard(request)
                 if not running.live:
-                    useless.append(running.batch.id)
+                    useless.append(number)
         self._admit(now)
         return tuple(useless)
 
@@ -232,6 +254,7 @@ class Scheduler:
             self._tidy(queue)
 
     def _tidy(self, queue: Queue) -> None:
+        self._order.update(queue)
         if queue.oldest() is None and not queue.held:
             del self._queues[queue.key]
             return
@@ -262,50 +285,38 @@ class Scheduler:
             return None
         while self._ready:
             running = self._ready.popleft()
+            if running.batch.id not in self._running:
+                continue  # given up meanwhile
             running.held = False
             running.began = now
             self._slots += 1
             if breaker == "half-open":
                 self._probing = running.batch.id
             return running.batch
-        self._admit(now)
-        queue, reason = self._choose(now)
-        if queue is None:
-            return None
-        for other in self._queues.values():
-            if other is not queue and other.rows and not other.held:
-                other.passed += 1
-        queue.passed = 0
-        batch = self._take(queue, now, reason, probe=breaker == "half-open")
+        batch = self._decide(now, probe=breaker == "half-open")
         if batch is None:
-            return self.next(now)
+            return None
         self._slots += 1
         if batch.probe:
             self._probing = batch.id
         self._running[batch.id] = Running(batch, {part.request for part in batch.parts}, now)
-        self._tidy(queue)
-        self._admit(now)
+        for part in batch.parts:
+            self._states[part.request].batches.append(batch.id)
         return batch
 
-    def _choose(self, now: int) -> tuple[Queue | None, str]:
-        idle = self._slots == 0
-        best: tuple[tuple[int, int], Queue, str] | None = None
-        for queue in self._queues.values():
-            oldest = None if queue.held else queue.oldest()
-            if oldest is None:
-                continue
-            full = queue.rows >= queue.limit
-            waited = now - oldest.request.arrived >= self.limits.timeout
-            if not (full or waited or idle or self.draining):
-                continue
-            reason = "full" if full else "timeout" if waited else "idle" if idle else "drain"
-            if queue.passed >= PATIENCE:
-                rank = (0, -queue.passed)
-            else:
-                rank = (1 if full else 2, oldest.request.arrived)
-            if best is None or rank < best[0]:
-                best = (rank, queue, reason)
-        return (None, "") if best is None else best[1:]
+    def _decide(self, now: int, *, probe: bool) -> Batch | None:
+        while True:
+            self._admit(now)
+            queue, reason = self._order.choose(now, "idle" if self._slots == 0 else "drain" if self.draining else None)
+            if queue is None:
+                return None
+            batch = self._take(queue, now, reason, probe=probe)
+            if batch is not None:
+                self._order.went(queue)
+            self._tidy(queue)
+            if batch is not None:
+                self._admit(now)
+                return batch
 
     def _take(self, queue: Queue, now: int, reason: str, *, probe: bool) -> Batch | None:
         taken: list[Waiting] = []
@@ -313,7 +324,6 @@ class Scheduler:
         while (first := queue.oldest()) is not None and self._late(first, now):
             self._remove(queue, first)  # `expired` answers it
         if first is None:
-            self._tidy(queue)
             return None
         crowded = queue.favoured and queue.limit - first.part.rows < queue.next_rows()
         queue.favoured = queue.batches - first.entered >= PATIENCE and not crowded
@@ -380,6 +390,8 @@ class Scheduler:
         queue.count -= 1
         queue.rows -= piece.part.rows
         self._waiting -= piece.part.rows
+        if piece.request.bulk:
+            self._bulk -= piece.part.rows
 
     # Compiles: of a program that no batch has run in yet.
 
@@ -411,32 +423,34 @@ class Scheduler:
     def _pause(self, batch: Batch, now: int) -> None:
         queue = self._queues.get(batch.key)
         if queue is None:  # this batch took all that was in it
-            queue = self._queues[batch.key] = Queue(batch.key, 1)
-            request = self._states.get(batch.parts[0].request)
-            if request is not None:
-                alone = request.request.alone
-                queue.limit = max(batch.rows, 1) if alone else self.limits.rows(request.request.elements)
-        queue.held += 1
-        for state in self._of(queue, batch):
-            if state.paused is None:
-                state.paused = now
+            state = self._states.get(batch.parts[0].request)
+            alone = state is not None and state.request.alone
+            limit = 1 if state is None else max(batch.rows, 1) if alone else self.limits.rows(state.request.elements)
+            queue = self._queue(batch.key, limit)
+        self._order.hold(queue)
+        waiting = [piece.request.id for piece in queue.by_age if piece.waiting]
+        parts = [part.request for part in batch.parts]
+        lined = [state.request.id for state in self._line.of(queue.key)]
+        for number in (*waiting, *lined, *parts):
+            if (state := self._states.get(number)) is not None:
+                self._stop_clock(queue, state, now)
 
-    def _of(self, queue: Queue, batch: Batch) -> list[Pending]:
-        """Who waits for a queue, in it, in the line, and in a batch of it."""
-        ids = [piece.request.id for piece in queue.by_age if piece.waiting]
-        ids += [state.request.id for state in self._line if state.request.key == queue.key]
-        ids += [part.request for part in batch.parts]
-        return [state for each in ids if (state := self._states.get(each)) is not None]
+    def _stop_clock(self, queue: Queue, state: Pending, now: int) -> None:
+        """The deadline of a request stands still until no program of its queue compiles any more."""
+        if state.paused is None:
+            state.paused = now
+            queue.paused.append(state)
 
     def _resume(self, batch: Batch, now: int) -> None:
         queue = self._queues[batch.key]
-        queue.held -= 1
-        for state in () if queue.held else self._states.values():  # also of batches whose program was there before
-            if state.request.key == queue.key and state.paused is not None:
-                if state.deadline is not None:
+        self._order.release(queue)
+        if not queue.held:
+            for state in queue.paused:  # also of batches whose program was there before
+                if state.paused is not None and state.deadline is not None and state.request.id in self._states:
                     state.deadline += now - state.paused
                     heapq.heappush(self._deadlines, (state.deadline, state.request.id))
                 state.paused = None
+            queue.paused.clear()
         self._tidy(queue)
 
     # How it ended.
@@ -459,10 +473,7 @@ class Scheduler:
         running = self._running.pop(batch)
         if all(outcomes):
             self._cost(running, now)
-        if running.held:
-            if running in self._ready:
-                self._ready.remove(running)
-        else:
+        if not running.held:
             self._slots -= 1
         if running.compiling:
             self._resume(running.batch, now)
@@ -481,8 +492,9 @@ class Scheduler:
                 failed.append(part.request)
             del self._states[part.request]
             self._drop(state)
-            for other in self._running.values():
-                other.live.discard(part.request)
+            for number in state.batches:
+                if (other := self._running.get(number)) is not None:
+                    other.live.discard(part.request)
         opened = self._judge(running.batch, outcomes, now, blamed=blamed)
         self._admit(now)
         return tuple(done), tuple(failed), opened
@@ -511,10 +523,7 @@ class Scheduler:
     def withdrawn(self, batch: int, now: int) -> None:
         """A batch that ran for nobody was given up: it says nothing about the model."""
         running = self._running.pop(batch)
-        if running.held:
-            if running in self._ready:
-                self._ready.remove(running)
-        else:
+        if not running.held:
             self._slots -= 1
         if running.compiling:
             self._resume(running.batch, now)
@@ -537,10 +546,9 @@ class Scheduler:
                 assert self._opened_until is not None
                 times.append(self._opened_until)
             else:
-                for queue in self._queues.values():
-                    oldest = None if queue.held else queue.oldest()
-                    if oldest is not None:
-                        times.append(oldest.request.arrived + self.limits.timeout)
+                due = self._order.wake()
+                if due is not None:
+                    times.append(due)
         return min(times, default=None)
 
     def close(self) -> tuple[int, ...]:
@@ -548,10 +556,11 @@ class Scheduler:
         left = tuple(self._states)
         self._states.clear()
         self._queues.clear()
-        self._line.clear()
+        self._order = Order(self.limits.timeout)
+        self._line = Line()
         self._deadlines.clear()
         self._running.clear()
         self._ready.clear()
-        self._slots = self._waiting = self._lined = 0
+        self._slots = self._waiting = self._bulk = 0
         self._probing = None
         return left

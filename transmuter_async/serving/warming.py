@@ -19,6 +19,8 @@ __all__ = ["warm"]
 async def warm(actor: ServingActor, samples: Sequence[Mapping[str, Any]]) -> None:
     """Compile all programs of a serving, try a batch of each bucket, and have the serving ready then.
 
+    One that is ready stays so meanwhile, and where this is cancelled.
+
     Args:
         actor: Of the serving.
         samples: Examples of all inputs; none where they can be made up.
@@ -34,7 +36,6 @@ async def warm(actor: ServingActor, samples: Sequence[Mapping[str, Any]]) -> Non
     if actor.refusal is not None:
         await checkpoint()
         raise again(actor.refusal)
-    actor.is_ready, actor.warm_failure = False, None
     compiled, rows, limits = actor.compiled, actor.rows, actor.limits
 
     def buckets(sample: Mapping[str, Any] | None) -> list[trial.Bucket]:
@@ -50,10 +51,14 @@ async def warm(actor: ServingActor, samples: Sequence[Mapping[str, Any]]) -> Non
                 await _try(actor, bucket)
         _check_running(actor)
         actor.known.update((bucket.items[0].key, size) for bucket in found for size in bucket.sizes)
-    except BaseException as error:
-        actor.warm_failure = f"{type(error).__name__}: {error}"
+    except Exception as error:
+        actor.is_ready, actor.warm_failure = False, f"{type(error).__name__}: {error}"
         raise
-    actor.is_ready = True
+    except BaseException:  # cancelled: nothing is wrong with what was warm before
+        if not actor.is_ready:
+            actor.warm_failure = "it was cancelled"
+        raise
+    actor.is_ready, actor.warm_failure = True, None
 
 
 def _check_running(actor: ServingActor) -> None:
