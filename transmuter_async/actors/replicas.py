@@ -338,4 +338,5 @@ def _summed_cache(each: Sequence[CacheStatistics]) -> CacheStatistics:
             )
             for rows in places.values()
         ),
+        made=tuple(row for counts in each for row in counts.made),
     )

@@ -13,7 +13,7 @@ from transmuter_async.compiler.advice import Difference, Why, why
 from transmuter_async.compiler.alarms import heard
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, padding_value, plan_batching
-from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, SegmentCache
+from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, ProgramStatistics, SegmentCache
 from transmuter_async.compiler.cores import cores
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, Timings, explain
@@ -42,7 +42,7 @@ from transmuter_async.compiler.options import Options, Spec, check_together
 from transmuter_async.compiler.placement import Placement, check_devices, place
 from transmuter_async.compiler.prepared import Prepared, prepare, replicate
 from transmuter_async.compiler.pure import to_jax
-from transmuter_async.compiler.segment import Segment
+from transmuter_async.compiler.segment import Making, Segment
 from transmuter_async.compiler.settings import pinned
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "Explanation",
     "Fact",
     "Finished",
+    "Making",
     "Missing",
     "Mixes",
     "Observe",
@@ -75,6 +76,7 @@ __all__ = [
     "Plan",
     "PositionStatistics",
     "Prepared",
+    "ProgramStatistics",
     "Proof",
     "Segment",
     "SegmentCache",

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from transmuter_async.compiler.advice import Advisor
-from transmuter_async.compiler.facts import CacheEvict, Observe
-from transmuter_async.compiler.segment import Layout, Segment, entry_key
+from transmuter_async.compiler.facts import CacheEvict, Observe, Shapes
+from transmuter_async.compiler.segment import Layout, Making, Segment, entry_key
 from transmuter_async.errors import NeedsValue
 
-__all__ = ["CacheStatistics", "PositionStatistics", "SegmentCache", "order_of"]
+__all__ = ["CacheStatistics", "PositionStatistics", "ProgramStatistics", "SegmentCache", "order_of"]
 
 
 @dataclass(slots=True)
@@ -45,8 +45,18 @@ class PositionStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramStatistics:
+    """One program that the cache holds: the shapes of its arguments, what it took to make it, and the bytes of its code."""
+
+    position: int
+    shapes: Shapes
+    making: Making
+    code_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """What the cache holds, and its counts. `kept` is the number of functions kept outside of the LRU."""
+    """What the cache holds, and its counts. `kept` is the number of functions kept outside of the LRU, `made` tells of each program."""
 
     segments: int
     programs: int
@@ -55,6 +65,7 @@ class CacheStatistics:
     misses: int
     evictions: int
     positions: tuple[PositionStatistics, ...]
+    made: tuple[ProgramStatistics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,11 @@ class SegmentCache:
             misses=sum(p.misses for p in positions),
             evictions=sum(p.evictions for p in positions),
             positions=positions,
+            made=tuple(
+                ProgramStatistics(s.position, s.shapes, s.making, s.code_bytes)
+                for s in segments
+                if s.making is not None
+            ),
         )
 
 

@@ -13,7 +13,7 @@ from transmuter_async.compiler.dense import rewritten
 from transmuter_async.compiler.picture import draw
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.scales import merged
-from transmuter_async.compiler.segment import Segment
+from transmuter_async.compiler.segment import Making, Segment
 from transmuter_async.errors import NeedsValue
 
 __all__ = ["Break", "Explanation", "LoweringRow", "PlaceRow", "SegmentRow", "Timings", "explain"]
@@ -98,6 +98,8 @@ class SegmentRow:
         shapes: Sorted `(name, (shape, dtype))` of its arguments.
         statics: Names whose values are part of its key.
         kept: Whether it is the function kept outside of the LRU.
+        making: What it took to make the program; None without one.
+        code_bytes: Of the program, where jax tells.
     """
 
     position: int
@@ -107,6 +109,8 @@ class SegmentRow:
     shapes: tuple[tuple[str, Any], ...]
     statics: tuple[str, ...]
     kept: bool
+    making: Making | None = None
+    code_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,9 @@ class Explanation:
             lines.append(
                 f"  segment at {row.position} to {row.stop}: {row.node_count} nodes, {row.kind}{kept} ({shapes}{statics})"
             )
+            if self.verbose and row.making is not None:
+                code = f"; {row.code_bytes / 1e3:.0f} kB of code" if row.code_bytes else ""
+                lines.append(f"    {row.making}{code}")
         for item in self.ranked():
             origin = "a graph input" if item.producer is None else f"computed by {item.producer!r}"
             lines.append(
@@ -277,6 +284,8 @@ def _row(segment: Segment, *, kept: bool) -> SegmentRow:
         shapes=segment.shapes,
         statics=segment.layout.values,
         kept=kept,
+        making=segment.making,
+        code_bytes=segment.code_bytes,
     )
 
 

@@ -53,6 +53,8 @@ def _folded(graph: Graph, around: Mapping[str, np.ndarray], room: int, keep: fro
             uses[name] -= 1
             if not uses[name] and name not in around:
                 room += known[name].nbytes
+                if computed.pop(name, None) is not None:  # and its memory, before the next one is computed
+                    del known[name]
     changed = bool(computed)
     for index, node in enumerate(left):
         if not any(True for _ in node.subgraphs()):

@@ -7,6 +7,7 @@ The second pass traces exactly that for XLA. A segment holds the only reference 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,14 @@ from transmuter_async.compiler.facts import Observe, SegmentFailed, SegmentReady
 from transmuter_async.compiler.placement import laid_out, launcher, usable_donations
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.run import Opaque, Run, Scope, has_traced
-from transmuter_async.compiler.segment import Layout, Segment, entry_key
+from transmuter_async.compiler.segment import Layout, Making, Segment, entry_key
 from transmuter_async.compiler.settings import pinned
 from transmuter_async.compiler.stored import Stored
 from transmuter_async.compiler.trace import run_node
 from transmuter_async.compiler.values import abstract, is_traceable, sequence_length, shapes_of
 from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
 from transmuter_async.graph import Node
-from transmuter_async.operators import compile_program
+from transmuter_async.operators import compile_program, module_size
 
 __all__ = ["CompileJob", "forced_break"]
 
@@ -170,7 +171,9 @@ class CompileJob:
 
     def _compile(self, stored: Stored | None, observe: Observe) -> Segment:
         prepared, options = self.prepared, self.prepared.options
+        began = time.perf_counter_ns()
         plan = self._settled_plan()
+        planning = time.perf_counter_ns() - began
         self._breaks(plan)
         values = {name: self.values[name] for name in plan.reads if name in self.values}
         by_value = (self.known | plan.statics) & frozenset(values)
@@ -181,6 +184,7 @@ class CompileJob:
         compiles = plan.traced_nodes > 0 and not eager
         weights = _distinct(plan.lifted)[0] if compiles else []
         donated = self._donated(plan, arguments) if compiles else ()
+        program, making = self._program(plan, arguments, donated, planning) if compiles else (None, None)
         segment = Segment(
             place=self.place,
             index=self.index,
@@ -190,7 +194,7 @@ class CompileJob:
             layout=layout,
             key=entry_key(layout, values),
             shapes=tuple(shapes_of(name, values[name]) for name in layout.arguments),
-            program=self._program(plan, arguments, donated) if compiles else None,
+            program=program,
             eager=eager,
             weights=prepared.on_device(weights),
             arguments=arguments,
@@ -202,6 +206,7 @@ class CompileJob:
             node_count=plan.traced_nodes,
             donated=donated,
             lowerings=plan.lowerings,
+            making=making,
         )
         if stored is not None and segment.program is not None:
             stored.save(segment, weights, plan.all_reads, plan.rounds, plan.output_trees, observe)
@@ -254,7 +259,9 @@ class CompileJob:
                     error.__cause__ = error.__context__ = None
                     stop, needs = index, error
                     del run.alarms[before[0] :], lifted[before[2] :]
-                    run.taken = {key: None for key in run.taken if key[:2] != (nodes[index].name, nodes[index].operator)}
+                    run.taken = {
+                        key: None for key in run.taken if key[:2] != (nodes[index].name, nodes[index].operator)
+                    }
                     run.statics, run.traced_nodes = before[1], before[3]
                     break
             live = [
@@ -306,7 +313,9 @@ class CompileJob:
         )
         return usable_donations(last, self.values, plan.output_kinds)
 
-    def _program(self, plan: _Plan, arguments: Sequence[str], donated: tuple[str, ...]) -> Any:
+    def _program(
+        self, plan: _Plan, arguments: Sequence[str], donated: tuple[str, ...], planning: int
+    ) -> tuple[Any, Making]:
         nodes = self.prepared.nodes
         _, entry = self._split(plan.statics)
         weights, slots = _distinct(plan.lifted)
@@ -343,6 +352,7 @@ class CompileJob:
             axes = self.prepared.batch_axes
             return tuple(laid_out(self.values[name], home and placement.argument(axes.get(name))) for name in names)
 
+        began = time.perf_counter_ns()
         try:
             lowered = jax.jit(compute, donate_argnums=(3,) if donated else ()).lower(
                 tuple(laid_out(array, home) for array in weights),
@@ -350,8 +360,11 @@ class CompileJob:
                 laid_out(_SEED, home) if plan.uses_seed else None,
                 *((structs(donated),) if donated else ()),
             )
+            traced = time.perf_counter_ns()
             program = compile_program(lowered, self.prepared.platform)
-            return launcher(program, arguments=arguments, donated=donated, mesh=placement.mesh)
+            compiled = time.perf_counter_ns()
+            making = Making(planning, traced - began, compiled - traced, module_size(lowered))
+            return launcher(program, arguments=arguments, donated=donated, mesh=placement.mesh), making
         except TransmuterError:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:

@@ -13,7 +13,7 @@ from transmuter_async.compiler.facts import CacheHit, Shapes
 from transmuter_async.compiler.values import fingerprint, signature
 from transmuter_async.errors import NeedsValue
 
-__all__ = ["Layout", "Segment", "entry_key"]
+__all__ = ["Layout", "Making", "Segment", "entry_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,30 @@ def entry_key(layout: Layout, values: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What it took to make a program; the times are zero for one that was read from disk.
+
+    Attributes:
+        planning: Nanoseconds in which nodes were walked to find where the segment ends and what it needs.
+        tracing: Nanoseconds in which they were traced and lowered to StableHLO.
+        compiling: Nanoseconds that XLA took.
+        operations: Operations of the StableHLO module that XLA was given.
+    """
+
+    planning: int
+    tracing: int
+    compiling: int
+    operations: int
+
+    def __str__(self) -> str:
+        size = f"{self.operations:,} operations"
+        if not self.compiling:
+            return f"{size}, read from disk"
+        steps = (("planned", self.planning), ("traced", self.tracing), ("compiled by XLA", self.compiling))
+        return f"{size}; {', '.join(f'{name} in {took / 1e9:.2f} s' for name, took in steps)}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """A compiled run of nodes `[index, stop)`.
@@ -60,6 +84,7 @@ class Segment:
         node_count: Nodes of the segment that are really computed by the program.
         donated: Arguments that the program consumes.
         lowerings: Forms other than the plain one that its operators take, `(node, operator, name)`.
+        making: What it took to make the program; None without one.
         hit: What an observer is told when a call finds it.
         code_bytes: Of the program, where jax tells.
     """
@@ -84,6 +109,7 @@ class Segment:
     node_count: int
     donated: tuple[str, ...] = ()
     lowerings: tuple[tuple[str, str, str], ...] = ()
+    making: Making | None = None
     hit: CacheHit = field(init=False)
     code_bytes: int = field(init=False)
 

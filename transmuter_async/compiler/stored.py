@@ -14,7 +14,7 @@ from transmuter_async.compiler.disk import DiskCache, Entry, Rejected
 from transmuter_async.compiler.facts import DiskEvicted, DiskFailed, DiskRejected, Observe
 from transmuter_async.compiler.placement import launcher, unwrapped
 from transmuter_async.compiler.records import decode_value, encode_value, needs_from, needs_record, read_alarms
-from transmuter_async.compiler.segment import Layout, Segment, entry_key
+from transmuter_async.compiler.segment import Layout, Making, Segment, entry_key
 from transmuter_async.compiler.values import sequence_length, shapes_of
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class Stored:
                 "uses_seed": segment.uses_seed,
                 "node_count": segment.node_count,
                 "lowerings": segment.lowerings,
+                "operations": 0 if segment.making is None else segment.making.operations,
                 "weight_count": len(weights),
                 "weights": [self._weight_record(array, arrays) for array in weights],
                 "host_outputs": {name: encode_value(v, arrays) for name, v in segment.host_outputs.items()},
@@ -166,6 +167,7 @@ class Stored:
                 node_count=record["node_count"],
                 donated=tuple(record["donated"]),
                 lowerings=tuple(tuple(each) for each in record["lowerings"]),
+                making=Making(0, 0, 0, record["operations"]),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Rejected(f"its record does not fit the graph: {type(error).__name__} {error}") from error

@@ -26,7 +26,7 @@ from transmuter_async.operators.registry import (
     xp,
 )
 from transmuter_async.operators.threefry import fold_in
-from transmuter_async.operators.xla import compile_program
+from transmuter_async.operators.xla import compile_program, module_size
 
 # Importing a family fills the table.
 from transmuter_async.operators import (  # isort: skip  # noqa: F401
@@ -103,6 +103,7 @@ __all__ = [
     "keep_channels_last",
     "known",
     "lowerings_for",
+    "module_size",
     "operator",
     "resolve",
     "supported",

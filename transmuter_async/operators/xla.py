@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["compile_program"]
+__all__ = ["compile_program", "module_size"]
 
 _ALWAYS: dict[str, Any] = {"xla_allow_excess_precision": False}
 """A rounding to 16 bits that the graph asks for is not to be optimized away: the host form makes it too."""
@@ -38,3 +38,17 @@ def compile_program(lowered: Any, platform: str) -> Any:
             if "No such compile option" not in str(error):  # a jaxlib that does not know it has no such fusions
                 raise
     return lowered.compile(compiler_options=_ALWAYS)
+
+
+def module_size(lowered: Any) -> int:
+    """Operations of the StableHLO module that `jax.jit(...).lower(...)` gave, those of nested regions included."""
+    return _operations(lowered.compiler_ir(dialect="stablehlo").operation)
+
+
+def _operations(around: Any) -> int:
+    count = 0
+    for region in around.regions:
+        for block in region.blocks:
+            for operation in block.operations:
+                count += 1 + _operations(operation.operation)
+    return count
