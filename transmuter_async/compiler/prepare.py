@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from transmuter_async.compiler.batching import Plan, plan_batching
+from transmuter_async.compiler.common import device_copy, one_of_equal
 from transmuter_async.compiler.dense import densify
 from transmuter_async.compiler.disk import DiskCache, device_facts, graph_digest
 from transmuter_async.compiler.flow import nodes_between
@@ -176,7 +177,7 @@ class PreparedGraph:
             with root._lock:
                 entry = root._weights.get(id(array))
                 if entry is None:
-                    entry = (array, jax.device_put(array, self.placement.home))
+                    entry = (array, device_copy(array, self.placement.home))
                     root._weights[id(array)] = entry
             found.append(entry[1])
         return tuple(found)
@@ -217,8 +218,9 @@ class PreparedGraph:
             self._grown += made.nbytes - size
         found = aligned_empty(made.size, made.dtype).reshape(made.shape)
         found[...] = made
+        found = one_of_equal(freeze(found))
         self._origins[id(found)] = key
-        return freeze(found)
+        return found
 
     def origin(self, array: np.ndarray) -> Origin | None:
         """The weights and the recipe that an array was made of; None for any other array."""

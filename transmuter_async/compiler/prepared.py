@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from transmuter_async.compiler.common import share_weights
 from transmuter_async.compiler.execute import Execution
 from transmuter_async.compiler.inputs import PlainInputs, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
@@ -176,7 +178,8 @@ def prepare(
     model: Model, options: Options, *, device: jax.Device | None = None, placement: Placement | None = None
 ) -> Prepared:
     """Make a model ready: see `prepare_graph` for what is done and raised. Without a device or placement: jax's first one."""
-    graph = prepare_graph(model, options)
+    model = replace(model, graph=share_weights(model.graph))
+    graph = share_weights(prepare_graph(model, options))
     if placement is None:
         placement = Placement((jax.local_devices()[0] if device is None else device,))
     return _made(model, options, graph, placement)
