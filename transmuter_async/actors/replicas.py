@@ -77,7 +77,7 @@ class Preparation:
             except BaseException as error:
                 self._error = error
                 raise
-            self._first = prepared
+            self._first, self._model = prepared, prepared.model  # whose weights other models may have, too
             return prepared
 
 
