@@ -95,3 +95,57 @@ async def test_a_compile_for_each_core_at_once(threads: int, monkeypatch: pytest
     async with tm.Runtime() as runtime:
         compiled = await runtime.compile(affine())
         assert compiled._actor._compile_threads.limit == threads  # type: ignore[union-attr]
+
+
+def long_breaking() -> bytes:
+    """y = the elements of x whose 25-fold Sin is positive, their 25-fold Cos, float32 (n,): a program, a break, a program."""
+    nodes = [helper.make_node("Sin", ["x"], ["s0"])]
+    nodes += [helper.make_node("Sin", [f"s{index}"], [f"s{index + 1}"]) for index in range(24)]
+    nodes.append(helper.make_node("Greater", ["s24", "zero"], ["mask"]))
+    nodes.append(helper.make_node("Compress", ["x", "mask"], ["c0"], "select", axis=0))
+    nodes += [helper.make_node("Cos", [f"c{index}"], [f"c{index + 1}"]) for index in range(24)]
+    nodes.append(helper.make_node("Cos", ["c24"], ["y"]))
+    return model_bytes(nodes, {"x": ["n"]}, {"y": ["k"]}, zero=np.zeros((), np.float32))
+
+
+async def test_the_segments_of_a_call_are_compiled_at_the_same_time_where_values_are_given_ahead() -> None:
+    x = np.array([1, -2, 3, -0.5, 2], np.float32)
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(long_breaking())
+        compiled._actor._compile_threads.limit = 2  # type: ignore[union-attr]
+        with HeldCompiler(compiled) as held:
+            async with anyio.create_task_group() as group:
+                group.start_soon(compiled.warm, {"x": x})
+                await held.wait_started(2)
+                assert held.finished == 0
+                assert sorted(position for position, _ in held.started) == [0, 27]
+                held.release()
+        async with Recorder(runtime.telemetry) as recorder:
+            found = (await compiled.run({"x": x}))["y"]
+            await compiled.warm({"x": x})  # all there
+        expected = x[x > 0].astype(np.float64)
+        for _ in range(25):
+            expected = np.cos(expected)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert [event.metadata["position"] for event in recorder.named("transmuter.cache.hit")] == [0, 27]
+        assert not recorder.named("transmuter.cache.miss")
+        assert not recorder.named("transmuter.segment.compile.start")
+        assert (await compiled.statistics()).compiles == 2
+
+
+async def test_a_graph_that_needs_no_program_is_warm() -> None:
+    async with tm.Runtime() as runtime:
+        model = model_bytes([helper.make_node("Unique", ["x"], ["y"], "distinct")], {"x": ["n"]}, {"y": ["k"]})
+        compiled = await runtime.compile(model)
+        await compiled.warm({"x": np.array([3, 1, 3], np.float32)})
+        assert (await compiled.statistics()).compiles == 0
+
+
+async def test_what_is_wrong_with_an_example_is_told_to_who_warms() -> None:
+    async with tm.Runtime() as runtime:
+        compiled = await runtime.compile(long_breaking())
+        with pytest.raises(tm.InputError):
+            await compiled.warm({"x": np.zeros((2, 2), np.float32)})
+        strict = await runtime.compile(long_breaking(), breaks="error", name="strict")
+        with pytest.raises(tm.BreakRefused):
+            await strict.warm({"x": np.ones(3, np.float32)})

@@ -20,7 +20,7 @@ from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explai
 from transmuter_async.actors.model import ModelActor
 from transmuter_async.actors.reply import AnyReply, Reply, ThreadReply
 from transmuter_async.bridge import current_loop_or_none
-from transmuter_async.compiler import Explanation, Prepared, Spec, Why
+from transmuter_async.compiler import Explanation, Prepared, Why
 from transmuter_async.errors import MisuseError, NonFiniteWarning
 from transmuter_async.graph import Model
 from transmuter_async.telemetry import Span
@@ -241,13 +241,14 @@ class Compiled:
             _warn(call.heard)
         return outputs
 
-    async def warm(self, specs: Mapping[str, Spec] | Iterable[Mapping[str, Spec]]) -> None:
+    async def warm(self, specs: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
         """Compile signatures ahead of traffic, several at once on idle cores; those that are cached cost nothing.
 
-        Of a graph that breaks, the first segment is compiled: the others depend on values.
+        Of a graph that breaks, the first segment is compiled: the others depend on values. Given arrays for all inputs, the
+        graph is run once on the host, in numpy, and all segments of such a call are compiled, likewise several at once.
 
         Args:
-            specs: A `Spec` by input name, or several such mappings.
+            specs: A `Spec` or an array by input name, or several such mappings.
 
         Raises:
             InputError: Specs that do not fit the graph.

@@ -495,14 +495,23 @@ class ModelActor(Actor):
 
     async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
         """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
-        job, values = await self._ask_thread(self._compile_threads, work.spec_job, self.prepared, specs)
-        if job is None:
+        jobs = await self._ask_thread(self._compile_threads, work.spec_jobs, self.prepared, specs)
+        if jobs is None:
             if keep:
                 return
             raise InputError(
                 f"{self.name!r} reads the value of an input on the host, and a Spec has only its shape: give that input as an "
                 "array among the specs"
             )
+        if len(jobs) == 1 or (keep and jobs):
+            await self._compile_ahead(*jobs[0], keep=keep)
+            return
+        async with anyio.create_task_group() as group:
+            for job, values in jobs:
+                group.start_soon(partial(self._compile_ahead, job, values, keep=keep))
+
+    async def _compile_ahead(self, job: CompileJob, values: Mapping[str, Any], *, keep: bool) -> None:
+        """Compile a program that no call waits for, unless it is cached; wait until it is ready."""
         installed = self._book.installed
         if await self._ask_thread(self._run_threads, work.holds, self._cache, job, values):
             return

@@ -26,7 +26,6 @@ from transmuter_async.compiler import (
     Placement,
     PositionStatistics,
     Prepared,
-    Spec,
     Why,
     prepare,
     replicate,
@@ -244,7 +243,7 @@ class Replicas(Compiled):
 
     # Questions.
 
-    async def warm(self, specs: Mapping[str, Spec] | Iterable[Mapping[str, Spec]]) -> None:
+    async def warm(self, specs: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
         """Compile signatures on every replica ahead of traffic. See `Compiled.warm`."""
         signatures = (specs,) if isinstance(specs, Mapping) else tuple(specs)
         await self._each(lambda handle: handle.warm(signatures))

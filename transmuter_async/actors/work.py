@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from transmuter_async.actors.calls import Call
 from transmuter_async.actors.compiles import Compile
 from transmuter_async.actors.events import Untouched
@@ -20,14 +23,14 @@ from transmuter_async.compiler import (
     Prepared,
     Segment,
     SegmentCache,
-    Spec,
     Timings,
     explain,
     heard,
+    scout,
     why,
 )
 
-__all__ = ["advance", "advance_listening", "answer", "holds", "install", "release", "run_job", "spec_job"]
+__all__ = ["advance", "advance_listening", "answer", "holds", "install", "release", "run_job", "spec_jobs"]
 
 
 def advance(prepared: Prepared, call: Call, cache: SegmentCache) -> Finished | Missing:
@@ -98,14 +101,22 @@ def release(prepared: Prepared, cache: SegmentCache, what: str) -> int:
     return weights
 
 
-def spec_job(prepared: Prepared, specs: Mapping[str, Spec]) -> tuple[CompileJob | None, Mapping[str, Any]]:
-    """The job of a signature, and values that stand for its inputs. In a compile thread: it may trace."""
-    return prepared.spec_job(specs), prepared._samples(specs)
+def spec_jobs(prepared: Prepared, specs: Mapping[str, Any]) -> list[tuple[CompileJob, Mapping[str, Any]]] | None:
+    """The jobs of a signature, each with values that stand for what enters it. In a compile thread: it may trace.
+
+    Only the first segment's where a `Spec` is among the specs; None where the graph reads the value of such an input. Given
+    the values of all inputs of a graph that breaks, those of all segments, for which the graph is run on the host.
+    """
+    valued = bool(specs) and all(isinstance(value, (np.ndarray, jax.Array, list)) for value in specs.values())
+    if valued and prepared.graph_break is not False and prepared.options.compiler != "eager":
+        return [(job, job.values) for job in scout(prepared, specs)]
+    job = prepared.spec_job(specs)
+    return None if job is None else [(job, prepared._samples(specs))]
 
 
 def holds(cache: SegmentCache, job: CompileJob, values: Mapping[str, Any]) -> bool:
     """Whether the program of a job is there already."""
-    return cache.kept(values) is not None or cache.find(job.place, values) is not None
+    return (job.place == (0,) and cache.kept(values) is not None) or cache.find(job.place, values) is not None
 
 
 def _sizes(prepared: Prepared, cache: SegmentCache) -> tuple[int, int]:

@@ -42,6 +42,7 @@ from transmuter_async.compiler.options import Options, Spec, check_together
 from transmuter_async.compiler.placement import Placement, check_devices, place
 from transmuter_async.compiler.prepared import Prepared, prepare, replicate
 from transmuter_async.compiler.pure import to_jax
+from transmuter_async.compiler.scout import scout
 from transmuter_async.compiler.segment import Making, Segment
 from transmuter_async.compiler.settings import pinned
 
@@ -99,6 +100,7 @@ __all__ = [
     "plan_batching",
     "prepare",
     "replicate",
+    "scout",
     "take_inputs",
     "to_jax",
     "unobserved",

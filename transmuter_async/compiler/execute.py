@@ -37,7 +37,7 @@ from transmuter_async.compiler.values import to_numpy
 from transmuter_async.errors import BreakRefused
 from transmuter_async.graph import Node
 
-__all__ = ["Execution", "Finished", "Missing"]
+__all__ = ["Execution", "Finished", "Missing", "run_on_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,20 @@ _START = (0,)  # where the graph begins
 
 
 class Execution:
-    """The progress of one call. Owned by whoever advances it."""
+    """The progress of one call. Owned by whoever advances it.
+
+    Attributes:
+        waits: Whether it waits for a program that is missing; else it goes on on the host.
+    """
+
+    waits = True
 
     def __init__(
         self, prepared: PreparedGraph, inputs: Mapping[str, Any], *, seed: int, device: bool, cut: Cut | None = None
     ) -> None:
         self.prepared = prepared
         self.device = device
+        self.waits = self.waits and prepared.options.cold == "compile"
         self._cut = cut  # how padded outputs become their true size
         self._inputs = inputs
         self._seed = seed
@@ -140,7 +147,7 @@ class Execution:
 
     def _advance(self, cache: SegmentCache, observe: Observe) -> Finished | Missing:
         if self.prepared.options.compiler == "eager":
-            _run_on_host(self._frames[0], 0, len(self.prepared.nodes))
+            run_on_host(self._frames[0], 0, len(self.prepared.nodes))
             return self._finish("interpreted")
         while True:
             frame = self._frames[-1]
@@ -160,7 +167,7 @@ class Execution:
                     segment = cache.find(place, frame.values) or self._in_hand(place, frame.values)
                     if segment is None:
                         missing = _miss(frame, place, cache, observe)
-                        if self.prepared.options.cold == "compile":
+                        if self.waits:
                             return missing
                         self._interpret(frame, missing, cache, observe)
                         continue
@@ -207,7 +214,7 @@ class Execution:
         end = len(frame.prepared.nodes)
         stop = cache.stop(missing.job.place) if self._compiled else None
         stop = end if stop is None else stop
-        _run_on_host(frame, frame.index, stop)
+        run_on_host(frame, frame.index, stop)
         frame.index = stop
         if stop < end:
             self._break(frame, observe)
@@ -224,7 +231,7 @@ class Execution:
         self._breaks.append(node)
         found = hosted(frame, node)
         if found is None:
-            _run_on_host(frame, frame.index, frame.index + 1)
+            run_on_host(frame, frame.index, frame.index + 1)
             self._leave(frame, observe)
         else:
             self._go_on(found, None, observe)
@@ -327,7 +334,7 @@ def _miss(frame: Frame, place: tuple[Any, ...], cache: SegmentCache, observe: Ob
 
 def _run_segment(frame: Frame, segment: Segment) -> None:
     if segment.eager:
-        _run_on_host(frame, segment.index, segment.stop)
+        run_on_host(frame, segment.index, segment.stop)
         # What follows from shapes is known to the next segment, however small this one was.
         frame.known |= segment.host_outputs.keys()
         return
@@ -353,7 +360,7 @@ def _run_program(segment: Segment, values: Mapping[str, Any], seed: np.ndarray |
     return outputs  # type: ignore[no-any-return]
 
 
-def _run_on_host(frame: Frame, start: int, stop: int) -> None:
+def run_on_host(frame: Frame, start: int, stop: int) -> None:
     """Nodes in numpy, on the frame's values; what later nodes read goes back into them."""
     prepared = frame.prepared
     options = prepared.options

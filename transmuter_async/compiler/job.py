@@ -115,6 +115,17 @@ class CompileJob:
         with pinned(device=self.prepared.device, precision=self.prepared.options.precision):
             return self._settled_plan().statics
 
+    def outlook(self) -> tuple[int, Mapping[str, Any]]:
+        """Where the segment stops, and the values for later nodes that its trace knows, found without compiling.
+
+        Raises:
+            BreakRefused: It stops at a break and the options refuse breaks.
+        """
+        with pinned(device=self.prepared.device, precision=self.prepared.options.precision):
+            plan = self._settled_plan()
+        self._breaks(plan)
+        return plan.stop, plan.host_outputs
+
     def breaks(self) -> bool:
         """Whether the segment would end before the graph does, found without compiling.
 
