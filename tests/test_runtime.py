@@ -443,12 +443,6 @@ async def test_weights_are_given_back() -> None:
         assert actor.prepared.weight_bytes() == 0
 
 
-async def test_what_is_not_there_yet_is_refused() -> None:
-    async with tm.Runtime() as runtime:
-        with pytest.raises(tm.MisuseError, match="not available"):
-            await runtime.compile(affine(), autotune=True)
-
-
 async def test_misuse_is_named() -> None:
     with pytest.raises(tm.MisuseError, match="was not entered"):
         await tm.Runtime().load(affine())

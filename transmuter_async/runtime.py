@@ -400,7 +400,9 @@ class Runtime:
                 is a trust boundary: give it to nobody else.
             batching: Dimensions that calls are padded along, to which sizes; refused where the graph mixes rows or reads
                 padding. See `Batching`.
-            autotune: Not available yet.
+            autotune: Each program is compiled in a few other ways behind it and timed next to it; the fastest of those with the
+                same results is used from then on, and is what `cache_dir` keeps. No call waits for that; a compile for `specs` and
+                `warm` do. `explain(verbose=True)` tells what was measured; see the page on lowering.
             donate: Inputs whose memory may become that of an output: state that a call is given and the next one is given anew.
                 A jax array given for one of them is consumed.
             replicas: Actors, each with the weights on a device of its own, behind one handle.
@@ -419,8 +421,6 @@ class Runtime:
             MisuseError: The runtime was not entered, options that exclude each other, or too few devices.
         """
         group, threads = self._check()
-        if autotune:
-            raise MisuseError("autotune is not available in this version; leave it out")
         check_together(
             {"max_concurrency": max_concurrency, "compile_after": compile_after, "replicas": replicas},
             {"outputs": outputs, "static_inputs": static_inputs, "donate": donate},
@@ -448,6 +448,7 @@ class Runtime:
             batching=batching,
             sharding=sharding,
             donate=tuple(donate),
+            autotune=autotune,
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
         )
         where = partial(place, self._devices, replicas=replicas, sharding=sharding, threads=self._cpu_threads)

@@ -90,6 +90,11 @@ class SharedCache(SegmentCache):
         with self._lock:
             super().put(*arguments, **options)
 
+    def swap(self, *arguments: Any) -> bool:
+        """See `SegmentCache.swap`."""
+        with self._lock:
+            return super().swap(*arguments)
+
     def clear(self) -> None:
         """See `SegmentCache.clear`."""
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from transmuter_async.actors.calls import Call
 from transmuter_async.actors.events import Observer
 from transmuter_async.actors.reply import Reply
-from transmuter_async.compiler import CompileJob, Segment
+from transmuter_async.compiler import CompileJob, Segment, TuneJob
 from transmuter_async.telemetry import detached
 
 __all__ = ["Compile", "CompileBook", "Rank"]
@@ -40,7 +40,7 @@ class Rank(IntEnum):
 class Compile:
     """One compile of one key, and who waits for it."""
 
-    __slots__ = ("job", "keep", "observer", "place", "rank", "replies", "waiters", "wanted")
+    __slots__ = ("job", "keep", "observer", "place", "rank", "replies", "tuning", "waiters", "wanted")
 
     def __init__(self, job: CompileJob, observer: Observer, rank: Rank, *, keep: bool) -> None:
         self.job = job
@@ -51,6 +51,7 @@ class Compile:
         self.place: Literal["queued", "running", "installing"] = "queued"
         self.waiters: dict[Call, None] = {}
         self.replies: list[Reply[Segment]] = []
+        self.tuning: TuneJob | None = None  # set by the compile's thread
 
 
 class CompileBook:

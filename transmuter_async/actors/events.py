@@ -222,6 +222,8 @@ class Observer:
                 facts = {**self._facts, "position": fact.position, "shapes": list(fact.shapes)}
                 if self._extra is not None:
                     facts.update(self._extra)
+                if fact.tuning is not None:
+                    facts["tuning"] = fact.tuning
                 self._segment = self._span("transmuter.segment.compile", facts).start()
             self._segment_began = time.monotonic_ns()
             return

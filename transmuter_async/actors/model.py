@@ -10,7 +10,8 @@ The way of a call. `submit` puts it into a run thread's queue at once when a slo
 thread advances it as far as programs are cached; `_settle` answers it. Where a program is missing the call gives its slot
 back and waits for the one compile of that key; `_compiled` has the program put into the cache and queues the call again,
 in front. So a cached call costs one hop, and is never behind somebody else's compile. A cold call (`cold="interpret"`) is
-answered without the program, and says which one it missed; that is compiled behind it.
+answered without the program, and says which one it missed; that is compiled behind it. With `autotune` what was compiled is
+tuned behind all of this, see `tuning.py`.
 
 A slot is held until the thread is done, also when the caller has left. A caller that leaves marks its call: queued, it is
 never run; running, it ends before its next step, unheard.
@@ -38,6 +39,7 @@ from transmuter_async.actors.events import Abandoned, Observer, Untouched
 from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Message, Statistics, Warm
 from transmuter_async.actors.reply import Reply, again
 from transmuter_async.actors.threads import Threads
+from transmuter_async.actors.tuning import Tuner, swap, tune
 from transmuter_async.compiler import (
     CompileJob,
     Finished,
@@ -47,6 +49,7 @@ from transmuter_async.compiler import (
     Segment,
     SegmentCache,
     Spec,
+    TuneJob,
     cores,
     pinned,
 )
@@ -131,6 +134,8 @@ class ModelActor(Actor):
         self._paused = 0  # calls that wait for a compile
         self._running = 0
         self._book = CompileBook()
+        self._tuner = Tuner()
+        self._tunes = False
         self._timings: dict[tuple[str, int], tuple[int, int]] = {}
         self._counts = dict.fromkeys(
             ("calls", "answered", "failed", "abandoned", "rejected", "peak_running", "hits", "misses", "evictions"), 0
@@ -374,18 +379,49 @@ class ModelActor(Actor):
 
     def _next_compile(self) -> None:
         assert self._compile_threads is not None
-        while (compile := self._book.start(self._compile_threads.limit)) is not None:
+        while (compile := self._book.start(self._compile_threads.limit - self._tunes)) is not None:
             self._compile_threads.submit(
                 self._run_job,
                 compile,
                 self._generation,
                 done=partial(self._compiled, compile, self._generation),
             )
+        if self._tunes and not self._book.current and self._run_threads is not None:
+            observer = Observer(self.telemetry, self.metadata, extra={"background": True})
+            run = partial(tune, observe=observer, facts=self.metadata)
+            assert self.prepared is not None
+            put = partial(swap, self.prepared, self._cache)
+            self._tuner.start(self._compile_threads, run, self._run_threads, put, partial(self._tuned, observer))
 
     def _run_job(self, compile: Compile, generation: int) -> Segment | None:
         """In a compile thread. None when the actor has ended meanwhile: the program is let go of here, which takes a while."""
         segment = self.run_job(compile.job, compile.observer)
-        return segment if generation == self._generation else None
+        if generation != self._generation:
+            return None
+        if self._tunes:
+            compile.tuning = TuneJob.of(compile.job, segment)
+        return segment
+
+    def _count_compiles(self, observer: Observer) -> None:
+        for name in ("compiles", "compile_failures", "compile_time"):
+            self._counts[name] += getattr(observer, name)
+
+    def _tuned(self, observer: Observer, sizes: tuple[int, int] | None) -> None:
+        self._count_compiles(observer)
+        self.checkpoint()
+        if sizes is not None:
+            self.weight_bytes, self.program_bytes = sizes
+        self._next_compile()
+        self.grown()
+
+    async def _wait_tuned(self) -> None:
+        """Wait until what has been compiled is tuned, where that is asked for."""
+        reply = self._tuner.reply(self.loop)
+        self._asks.add(reply)
+        try:
+            await reply.wait()
+        finally:
+            self._asks.discard(reply)
 
     def _compiled(
         self, compile: Compile, generation: int, segment: Segment | None, error: BaseException | None
@@ -393,8 +429,7 @@ class ModelActor(Actor):
         if generation != self._generation:
             return
         self._book.ended(compile)
-        for name in ("compiles", "compile_failures", "compile_time"):
-            self._counts[name] += getattr(compile.observer, name)
+        self._count_compiles(compile.observer)
         self.checkpoint()
         if segment is None:
             assert error is not None
@@ -423,6 +458,8 @@ class ModelActor(Actor):
         self.checkpoint()
         self._count(compile.observer)
         self._book.settle(compile, error)
+        if compile.tuning is not None and error is None:
+            self._tuner.add(compile.tuning)
         now = time.monotonic_ns()
         if sizes is not None and error is None:
             self._restored(*sizes)
@@ -447,7 +484,7 @@ class ModelActor(Actor):
     @property
     def idle(self) -> bool:
         """Whether it has no call and no compile now."""
-        return self.state == "running" and not self._calls and not self._book.current
+        return self.state == "running" and not self._calls and not self._book.current and not self._tuner.busy
 
     def release(self, what: str, then: Callable[[], None]) -> bool:
         """Give "programs" or "weights" back, for the memory budget; they come back with the next call.
@@ -492,6 +529,8 @@ class ModelActor(Actor):
         async with anyio.create_task_group() as group:
             for specs in message.signatures:
                 group.start_soon(self._precompile, specs)
+        if self._tunes:
+            await self._wait_tuned()
 
     async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
         """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
@@ -545,12 +584,16 @@ class ModelActor(Actor):
         )
         if self.prepared is None:
             self.prepared = await self._compile_threads.run(self._prepare)
+        self._tunes = getattr(self.prepared.options, "autotune", False)
+        self._compile_threads.limit += self._tunes  # the one that tunes, so that no compile waits for it
         self._advance = work.advance_listening if self.prepared.options.nonfinite == "warn" else work.advance
         self._run_threads = Threads(
             self.loop, f"{self.name}-run", self.max_concurrency, crashed=self.crash, around=self._around
         )
         if self._specs is not None and not self.restarts and self.prepared.options.compiler != "eager":
             await self._precompile(self._specs, keep=True)
+            if self._tunes:
+                await self._wait_tuned()
         self.checkpoint()
 
     def _prepare(self) -> Prepared:
@@ -580,6 +623,7 @@ class ModelActor(Actor):
         self._asks.clear()
         self._mail.clear()
         self._book.clear()
+        self._tuner.clear()
         self._timings.clear()
         self._gone.clear()
         self.program_bytes = 0
@@ -597,6 +641,7 @@ class ModelActor(Actor):
 
     async def _close(self, *, final: bool) -> None:
         cache = self._cache
+        self._tuner.clear()
         run_threads, self._run_threads = self._run_threads, None
         compile_threads, self._compile_threads = self._compile_threads, None
         if run_threads is not None:

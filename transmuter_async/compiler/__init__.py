@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from transmuter_async.compiler.advice import Difference, Why, why
 from transmuter_async.compiler.alarms import heard
+from transmuter_async.compiler.autotune import TuneJob
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, padding_value, plan_batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, ProgramStatistics, SegmentCache
@@ -45,6 +46,7 @@ from transmuter_async.compiler.pure import to_jax
 from transmuter_async.compiler.scout import scout
 from transmuter_async.compiler.segment import Making, Segment
 from transmuter_async.compiler.settings import pinned
+from transmuter_async.compiler.tuning import Trial, Tuning
 
 __all__ = [
     "COPY_BYTES",
@@ -87,6 +89,9 @@ __all__ = [
     "Shapes",
     "Spec",
     "Timings",
+    "Trial",
+    "TuneJob",
+    "Tuning",
     "Why",
     "check_devices",
     "check_together",

@@ -199,6 +199,21 @@ class SegmentCache:
                 held.layouts.remove(evicted.layout)
             observe(CacheEvict(evicted.position, evicted.shapes, self.cache_size))
 
+    def swap(self, segment: Segment) -> bool:
+        """Put a segment in the place of one that is held under the same key; False where there is none any more."""
+        kept = self._kept.get(segment.layout, {})
+        if segment.place == (0,) and segment.key in kept:
+            self._last = None
+            self._replace(kept, segment.key, segment)
+            return True
+        held = self._positions.get(segment.place)
+        key = (segment.layout, segment.key)
+        if held is None or key not in held.segments:
+            return False
+        self._last = None
+        self._replace(held.segments, key, segment)
+        return True
+
     def _replace(self, held: dict[Any, Segment], key: Any, segment: Segment) -> None:
         before = held.get(key)
         self.code_bytes += segment.code_bytes - (0 if before is None else before.code_bytes)

@@ -14,9 +14,10 @@ from transmuter_async.compiler.picture import draw
 from transmuter_async.compiler.prepare import PreparedGraph
 from transmuter_async.compiler.scales import merged
 from transmuter_async.compiler.segment import Making, Segment
+from transmuter_async.compiler.tuning import Trial
 from transmuter_async.errors import NeedsValue
 
-__all__ = ["Break", "Explanation", "LoweringRow", "PlaceRow", "SegmentRow", "Timings", "explain"]
+__all__ = ["Break", "Explanation", "LoweringRow", "PlaceRow", "SegmentRow", "Timings", "TunedRow", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,49 @@ class LoweringRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TunedRow:
+    """What autotuning chose for one program.
+
+    Attributes:
+        position: Of its first node, in the file.
+        shapes: Sorted `(name, (shape, dtype))` of its arguments.
+        chosen: What is used, "default" where nothing was faster; None while it is not tuned.
+        trials: What was tried, with the times of the shortest calls; the default program was called in the same turns.
+        values: "call" where inputs were those of a call, "drawn" where only their shapes were known.
+        nanoseconds: What tuning took in all.
+        note: Why nothing was tried; empty without.
+    """
+
+    position: int
+    shapes: tuple[tuple[str, Any], ...]
+    chosen: str | None
+    trials: tuple[Trial, ...] = ()
+    values: str = ""
+    nanoseconds: int = 0
+    note: str = ""
+
+    def lines(self) -> list[str]:
+        """In words."""
+        shapes = ", ".join(f"{name}:{_shape(shape)}" for name, shape in self.shapes) or "no arguments"
+        head = f"  tuned at {self.position} ({shapes})"
+        if self.chosen is None:
+            return [f"{head}: not yet"]
+        if self.note:
+            return [f"{head}: {self.chosen}; nothing was tried: {self.note}"]
+        inputs = "inputs of a call" if self.values == "call" else "inputs that were drawn"
+        lines = [f"{head}: {self.chosen} ({self.nanoseconds / 1e9:.1f} s, with {inputs})"]
+        for trial in self.trials:
+            if trial.ratio is None:
+                what = f"OUT, {trial.out}" if trial.wrong else str(trial.out)
+            else:
+                ours, default = (trial.nanoseconds or 0) / 1e3, (trial.default_nanoseconds or 0) / 1e3
+                what = f"{ours:.0f} µs, the default {default:.0f} µs ({trial.ratio:.2f})"
+                what += f"; {trial.out}" if trial.out else ""
+            lines.append(f"    {trial.name}: {what}")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Segments and breaks of a compiled model, as far as calls and specs have found them.
 
@@ -142,7 +186,8 @@ class Explanation:
         mixes: Operators that mix rows or read padding, which `allow_mixing=True` accepts.
         notes: What else there is to say: devices, donated inputs.
         lowerings: Where programs compute an operator in another form than the plain one, in the order of nodes.
-        verbose: Whether the text tells them.
+        tuned: What autotuning chose for each program; empty without `autotune=True`.
+        verbose: Whether the text tells both.
     """
 
     node_count: int
@@ -157,6 +202,7 @@ class Explanation:
     added: int = 0
     notes: tuple[str, ...] = ()
     lowerings: tuple[LoweringRow, ...] = ()
+    tuned: tuple[TunedRow, ...] = ()
     verbose: bool = False
 
     def to_dict(self) -> Mapping[str, Any]:
@@ -214,6 +260,8 @@ class Explanation:
             lines.extend(f"  {row.operator} {row.node!r}: {', '.join(row.names)}" for row in self.lowerings)
             if not self.lowerings:
                 lines.append("  Every operator of the programs takes its plain form.")
+            for tuned in self.tuned:
+                lines.extend(tuned.lines())
         return "\n".join(lines)
 
 
@@ -242,7 +290,22 @@ def explain(prepared: PreparedGraph, cache: SegmentCache, timings: Timings | Non
         ),
         places=places,
         lowerings=_lowerings(held),
+        tuned=_tuned(held) if prepared.options.autotune else (),
     )
+
+
+def _tuned(held: Sequence[Segment]) -> tuple[TunedRow, ...]:
+    rows = []
+    for segment in held:
+        found = segment.tuning
+        if segment.program is None:
+            continue
+        if found is None:
+            rows.append(TunedRow(segment.position, segment.shapes, None))
+        else:
+            parts = (found.chosen, found.trials, found.values, found.nanoseconds, found.note)
+            rows.append(TunedRow(segment.position, segment.shapes, *parts))
+    return tuple(rows)
 
 
 def _lowerings(held: Sequence[Segment]) -> tuple[LoweringRow, ...]:
@@ -258,6 +321,8 @@ def _notes(prepared: PreparedGraph, held: Sequence[Segment]) -> tuple[str, ...]:
     notes = []
     if prepared.placement.mesh is not None:
         notes.append(f"Programs over {len(prepared.placement.devices)} devices: {prepared.placement}.")
+    if prepared.wide:
+        notes.append("Programs compute float16 as float32, and round what leaves them.")
     if changed := merged(prepared.graph):
         count = f"{len(changed)} convolution" + "s" * (len(changed) > 1)
         notes.append(f"The weights of {count} hold the factors and offsets of channels that follow them in the file.")

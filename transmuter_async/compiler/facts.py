@@ -72,10 +72,11 @@ class CacheAdvice:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStarted:
-    """Tracing and compiling of a segment start."""
+    """Tracing and compiling of a segment start; `tuning`: to try what that name says, beside the program that is used."""
 
     position: int
     shapes: Shapes
+    tuning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

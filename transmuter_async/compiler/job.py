@@ -7,6 +7,7 @@ The second pass traces exactly that for XLA. A segment holds the only reference 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,13 @@ from transmuter_async.compiler.segment import Layout, Making, Segment, entry_key
 from transmuter_async.compiler.settings import pinned
 from transmuter_async.compiler.stored import Stored
 from transmuter_async.compiler.trace import run_node
+from transmuter_async.compiler.tuning import Variant
 from transmuter_async.compiler.values import abstract, is_traceable, sequence_length, shapes_of
 from transmuter_async.errors import BreakRefused, CompileError, NeedsValue, TransmuterError
 from transmuter_async.graph import Node
 from transmuter_async.operators import compile_program, module_size
 
-__all__ = ["CompileJob", "forced_break"]
+__all__ = ["Built", "CompileJob", "forced_break"]
 
 
 @dataclass(slots=True)
@@ -52,6 +54,25 @@ class _Plan:
     all_reads: frozenset[str] = frozenset()  # in any round
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """A segment as it was compiled, with what its file on disk holds besides.
+
+    Attributes:
+        segment: The segment.
+        weights: On the host, in the order of the program's.
+        all_reads: Names of values that the trace read.
+        rounds: The static names known at the start of each round of the plan.
+        output_trees: The length of each output that is a sequence, None for a tensor.
+    """
+
+    segment: Segment
+    weights: Sequence[np.ndarray]
+    all_reads: frozenset[str]
+    rounds: tuple[frozenset[str], ...]
+    output_trees: Sequence[int | None]
+
+
 _SEED = abstract(np.zeros(2, np.uint32))
 
 
@@ -69,6 +90,7 @@ class CompileJob:
             nor their names on disk depend on what was called before.
         first: Whether it is the first segment of the graph, which is compiled however small.
         shapes: Of everything that may enter it.
+        variant: The way in which it is compiled.
     """
 
     def __init__(
@@ -90,6 +112,7 @@ class CompileJob:
         self.statics_known = statics
         self.statics_given = statics & frozenset(prepared.options.static_inputs)
         self.first = first
+        self.variant = Variant(prepared.lowerings)
         by_value = known | statics
         layout = Layout(
             tuple(sorted(name for name in values if name not in by_value)),
@@ -109,6 +132,12 @@ class CompileJob:
             name: _copied(value) if name in by_value or self._may_be_static(name) else _stand_in(value)
             for name, value in self.values.items()
         }
+
+    def lightened(self) -> CompileJob:
+        """Another job for the same segment that keeps none of the caller's arrays; see `lighten`."""
+        found = copy.copy(self)
+        found.lighten()
+        return found
 
     def statics(self) -> frozenset[str]:
         """The names that this segment needs by value, found without compiling."""
@@ -159,28 +188,34 @@ class CompileJob:
                 if segment is not None:
                     disk_cache = "hit"
                 else:
-                    segment = self._compile(stored, observe)
+                    built = self.build()
+                    segment = built.segment
                     if stored is not None and segment.program is not None:
+                        stored.save(built, observe)
                         disk_cache = "rejected" if stored.rejected else "miss"
         except BaseException as error:
             observe(SegmentFailed(self.position, self.shapes, error))
             raise
         if self.index == 0 and not prepared.path:
             prepared.graph_break = segment.needs is not None
-        observe(
-            SegmentReady(
-                position=segment.position,
-                shapes=segment.shapes,
-                stop="end" if segment.needs is None else segment.needs.position,
-                compiled=segment.program is not None,
-                reason=None if segment.needs is None else segment.needs.reason,
-                host_values=segment.host_values,
-                disk_cache=disk_cache,
-            )
-        )
+        observe(_ready(segment, disk_cache))
         return segment
 
-    def _compile(self, stored: Stored | None, observe: Observe) -> Segment:
+    def trial(self, variant: Variant, name: str, observe: Observe) -> Built:
+        """The same segment compiled in another way, within `pinned`; raises as `run`."""
+        job = copy.copy(self)
+        job.variant = variant
+        observe(SegmentStarted(self.position, self.shapes, name))
+        try:
+            built = job.build()
+        except BaseException as error:
+            observe(SegmentFailed(self.position, self.shapes, error))
+            raise
+        observe(_ready(built.segment, None))
+        return built
+
+    def build(self) -> Built:
+        """Plan, trace and compile, within `pinned` and without a word to anybody; raises as `run`."""
         prepared, options = self.prepared, self.prepared.options
         began = time.perf_counter_ns()
         plan = self._settled_plan()
@@ -219,9 +254,7 @@ class CompileJob:
             lowerings=plan.lowerings,
             making=making,
         )
-        if stored is not None and segment.program is not None:
-            stored.save(segment, weights, plan.all_reads, plan.rounds, plan.output_trees, observe)
-        return segment
+        return Built(segment, weights, plan.all_reads, plan.rounds, plan.output_trees)
 
     def _settled_plan(self) -> _Plan:
         """A plan whose static values are host values from the start: what follows from them is then folded as well."""
@@ -270,9 +303,7 @@ class CompileJob:
                     error.__cause__ = error.__context__ = None
                     stop, needs = index, error
                     del run.alarms[before[0] :], lifted[before[2] :]
-                    run.taken = {
-                        key: None for key in run.taken if key[:2] != (nodes[index].name, nodes[index].operator)
-                    }
+                    run.taken = {key: None for key in run.taken if key[:2] != (nodes[index].name, nodes[index].operator)}
                     run.statics, run.traced_nodes = before[1], before[3]
                     break
             live = [
@@ -372,7 +403,7 @@ class CompileJob:
                 *((structs(donated),) if donated else ()),
             )
             traced = time.perf_counter_ns()
-            program = compile_program(lowered, self.prepared.platform)
+            program = compile_program(lowered, self.prepared.platform, self.variant.fusions)
             compiled = time.perf_counter_ns()
             making = Making(planning, traced - began, compiled - traced, module_size(lowered))
             return launcher(program, arguments=arguments, donated=donated, mesh=placement.mesh), making
@@ -393,7 +424,7 @@ class CompileJob:
             platform=self.prepared.platform,
             lift=lift,
             producers=self.prepared.producers,
-            lowerings=self.prepared.lowerings,
+            lowerings=self.variant.lowerings,
             prepare=self.prepared.root.rearranged,
         )
 
@@ -417,6 +448,18 @@ class CompileJob:
     def _may_be_static(self, name: str) -> bool:
         value = self.values[name]
         return name in self.prepared.dim_like and getattr(value, "dtype", np.dtype(object)).kind in "iub"
+
+
+def _ready(segment: Segment, disk_cache: str | None) -> SegmentReady:
+    return SegmentReady(
+        position=segment.position,
+        shapes=segment.shapes,
+        stop="end" if segment.needs is None else segment.needs.position,
+        compiled=segment.program is not None,
+        reason=None if segment.needs is None else segment.needs.reason,
+        host_values=segment.host_values,
+        disk_cache=disk_cache,
+    )
 
 
 def _copied(value: Any) -> Any:

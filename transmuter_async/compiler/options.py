@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Options:
         donate: Inputs whose memory may become that of an output.
         dense: Rewrite masked select and scatter to work on all rows, where that is proved to be the same.
         scales: Put what scales and shifts the channels of a convolution into its weights, where these may grow.
+        autotune: Try a few other ways to compile each segment behind it, and keep the fastest of those with the same results.
         lowerings: Names of the forms that operators take, see `operators.LOWERINGS`; None: those for the platform.
         force_breaks: Indices of prepared nodes, in the graph and in each body that runs on the host, that run as breaks
             whatever they need: `range(2, 10_000, 3)` is every third one. Nothing but the speed may change by it.
@@ -87,6 +88,7 @@ class Options:
     scales: bool = True
     lowerings: tuple[str, ...] | None = None
     force_breaks: Container[int] = ()
+    autotune: bool = field(default=False, repr=False)  # the others' text is in the names of files, see `digest`
 
     def __post_init__(self) -> None:
         allowed = {
@@ -111,6 +113,19 @@ class Options:
             )
         if self.sharding is not None:
             self._check_sharding()
+        if self.autotune:
+            self._check_autotune()
+
+    def _check_autotune(self) -> None:
+        if self.compiler == "eager":
+            raise MisuseError(
+                'autotune=True measures programs, and compiler="eager" has none; leave one of the two out'
+            )
+        if self.sharding is not None:
+            raise MisuseError(
+                f"autotune=True with sharding={self.sharding!r}: programs over several devices are not measured; leave one of the "
+                "two out"
+            )
 
     def _check_sharding(self) -> None:
         if self.batching is None or self.batching.batch is None:

@@ -241,7 +241,9 @@ class PreparedGraph:
                 options = replace(
                     self.options, cache_dir=None, cache_dir_bytes=0, cache_size=1, batching=None, cold="compile"
                 )
-                facts = (__version__, options, sorted(self.dim_like), device_facts(self.device))
+                facts: tuple[object, ...] = (__version__, options, sorted(self.dim_like), device_facts(self.device))
+                if options.autotune:
+                    facts += ("autotune",)
                 text = repr(facts) + self.first.contents()
                 self._digest = hashlib.sha256(text.encode()).hexdigest()
             return self._digest
@@ -252,6 +254,39 @@ class PreparedGraph:
             if self._contents is None:
                 self._contents = graph_digest(self.graph)
             return self._contents
+
+    def noted_weights(self) -> tuple[frozenset[int], frozenset[Origin]]:
+        """What `forget_weights` is to leave: which weights are on the device, and what was made of some."""
+        with self._lock:
+            return frozenset(self._weights), frozenset(self._rearranged)
+
+    def forget_weights(self, noted: tuple[frozenset[int], frozenset[Origin]], used: frozenset[int]) -> None:
+        """Let go of weights that were made and put on the device for programs that were only tried.
+
+        Another thread's program may have come to use some meanwhile: it holds them itself, and the next one makes its own.
+
+        Args:
+            noted: Before they were tried.
+            used: By `id`, arrays that the program reads which was chosen.
+        """
+        before, made_before = noted
+        with self._lock:
+            for key, made in list(self._rearranged.items()):
+                if key in made_before or (made is not None and id(made) in used):
+                    continue
+                del self._rearranged[key]
+                if made is not None:
+                    self._origins.pop(id(made), None)
+                    numbers, recipe, _ = key
+                    if recipe in GROWING:
+                        self._grown -= made.nbytes - sum(
+                            self._all_weights[number].nbytes for number in numbers if number is not None
+                        )
+            # Equal arrays are one: what another recipe made may be the same.
+            left = {id(made): key for key, made in self._rearranged.items() if made is not None}
+            self._origins.update((number, key) for number, key in left.items() if number not in self._origins)
+            for number in self._weights.keys() - before - used - left.keys():
+                del self._weights[number]
 
     def weight_bytes(self) -> int:
         """Bytes of the weights that are on each device now."""

@@ -10,6 +10,7 @@ import jax
 
 from transmuter_async.compiler.alarms import Alarm
 from transmuter_async.compiler.facts import CacheHit, Shapes
+from transmuter_async.compiler.tuning import Tuning
 from transmuter_async.compiler.values import fingerprint, signature
 from transmuter_async.errors import NeedsValue
 
@@ -84,6 +85,7 @@ class Segment:
         node_count: Nodes of the segment that are really computed by the program.
         donated: Arguments that the program consumes.
         lowerings: Forms other than the plain one that its operators take, `(node, operator, name)`.
+        tuning: What autotuning chose for it; None while it was not tuned.
         making: What it took to make the program; None without one.
         hit: What an observer is told when a call finds it.
         code_bytes: Of the program, where jax tells.
@@ -109,6 +111,7 @@ class Segment:
     node_count: int
     donated: tuple[str, ...] = ()
     lowerings: tuple[tuple[str, str, str], ...] = ()
+    tuning: Tuning | None = None
     making: Making | None = None
     hit: CacheHit = field(init=False)
     code_bytes: int = field(init=False)

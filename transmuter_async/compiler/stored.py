@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,11 @@ from transmuter_async.compiler.facts import DiskEvicted, DiskFailed, DiskRejecte
 from transmuter_async.compiler.placement import launcher, unwrapped
 from transmuter_async.compiler.records import decode_value, encode_value, needs_from, needs_record, read_alarms
 from transmuter_async.compiler.segment import Layout, Making, Segment, entry_key
+from transmuter_async.compiler.tuning import Tuning
 from transmuter_async.compiler.values import sequence_length, shapes_of
 
 if TYPE_CHECKING:
-    from transmuter_async.compiler.job import CompileJob
+    from transmuter_async.compiler.job import Built, CompileJob
     from transmuter_async.compiler.prepare import PreparedGraph
 
 __all__ = ["Stored"]
@@ -82,18 +82,10 @@ class Stored:
         if reads not in known:
             self.disk.store(self._place_name(), {"reads": [sorted(names) for names in (*known, reads)]}, [])
 
-    def save(
-        self,
-        segment: Segment,
-        weights: Sequence[np.ndarray],
-        reads: frozenset[str],
-        rounds: Sequence[frozenset[str]],
-        output_trees: Sequence[int | None],
-        observe: Observe,
-    ) -> None:
+    def save(self, built: Built, observe: Observe) -> None:
         """Write the segment's files. What goes wrong is told, never raised."""
         arrays: list[np.ndarray] = []
-        job = self.job
+        job, segment, weights = self.job, built.segment, built.weights
         try:
             record = {
                 "stop": segment.stop,
@@ -106,7 +98,7 @@ class Stored:
                 ],
                 "donated": segment.donated,
                 "outputs": segment.outputs,
-                "output_trees": list(output_trees),
+                "output_trees": list(built.output_trees),
                 "alarms": [astuple(alarm) for alarm in segment.alarms],
                 "uses_seed": segment.uses_seed,
                 "node_count": segment.node_count,
@@ -116,10 +108,14 @@ class Stored:
                 "weights": [self._weight_record(array, arrays) for array in weights],
                 "host_outputs": {name: encode_value(v, arrays) for name, v in segment.host_outputs.items()},
             }
+            if segment.tuning is not None:
+                record["tuning"] = segment.tuning.record()
+            reads = built.all_reads
             self._note(reads)
-            for before, after in itertools.pairwise(rounds):
+            for before, after in itertools.pairwise(built.rounds):
                 self.disk.store(self._name(reads, before), {"statics": sorted(after - before)}, [])
-            for size in self.disk.store(self._name(reads, rounds[-1]), record, arrays, unwrapped(segment.program)):
+            name = self._name(reads, built.rounds[-1])
+            for size in self.disk.store(name, record, arrays, unwrapped(segment.program)):
                 observe(DiskEvicted(size, "the cache folder is above its limit"))
         except (OSError, Rejected, TypeError) as error:
             observe(DiskFailed(f"{type(error).__name__}: {error}"))
@@ -168,6 +164,7 @@ class Stored:
                 donated=tuple(record["donated"]),
                 lowerings=tuple(tuple(each) for each in record["lowerings"]),
                 making=Making(0, 0, 0, record["operations"]),
+                tuning=Tuning.read(record["tuning"]) if "tuning" in record else None,
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Rejected(f"its record does not fit the graph: {type(error).__name__} {error}") from error

@@ -26,7 +26,7 @@ from transmuter_async.operators.registry import (
     xp,
 )
 from transmuter_async.operators.threefry import fold_in
-from transmuter_async.operators.xla import compile_program, module_size
+from transmuter_async.operators.xla import DEFAULT_FUSIONS, FUSIONS, compile_program, module_size
 
 # Importing a family fills the table.
 from transmuter_async.operators import (  # isort: skip  # noqa: F401
@@ -80,6 +80,8 @@ from transmuter_async.operators import (  # isort: skip  # noqa: F401
 )
 
 __all__ = [
+    "DEFAULT_FUSIONS",
+    "FUSIONS",
     "GROWING",
     "HOST_TRIPS",
     "LOWERINGS",

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
-__all__ = ["compile_program", "module_size"]
+__all__ = ["DEFAULT_FUSIONS", "FUSIONS", "compile_program", "module_size"]
 
 _ALWAYS: dict[str, Any] = {"xla_allow_excess_precision": False}
 """A rounding to 16 bits that the graph asks for is not to be optimized away: the host form makes it too."""
 
-_ON_CPU: dict[str, Any] = {
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
-}
-"""Without the third kind that is on by default, of reductions with all that is before them: jaxlib 0.10 to 0.12 then read past
-the end of a product's right factor that is one number broadcast, so that `(x @ full(c)).max(-1)` is arbitrary."""
+_FUSION_OPTION = "xla_cpu_experimental_ynn_fusion_type"
+
+FUSIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "products and convolutions": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
+        "products": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+        "convolutions": "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
+        "none": "",
+    }
+)
+"""What XLA may give to its library on a CPU, each operation by itself; by a name of ours.
+
+Never a kind that takes what is around an operation along: reductions with all that is before them (the third kind that is on by
+default), and products with what follows (`LIBRARY_FUSION_TYPE_DOT`). With both, jaxlib 0.10 to 0.12 read past the end of a
+product's right factor that is one number broadcast, so that `(x @ full(c)).max(-1)` and `tanh(x @ full(c))` are arbitrary."""
+
+DEFAULT_FUSIONS = "products and convolutions"
 
 
-def compile_program(lowered: Any, platform: str) -> Any:
+def compile_program(lowered: Any, platform: str, fusions: str = DEFAULT_FUSIONS) -> Any:
     """Compile what `jax.jit(...).lower(...)` gave, with the options that keep XLA's results right.
 
     Args:
         lowered: A `jax.stages.Lowered`.
         platform: What it is for, as jax names it: "cpu", "gpu", "tpu".
+        fusions: A name of `FUSIONS`, for a CPU.
 
     Returns:
         A `jax.stages.Compiled`.
@@ -33,9 +48,10 @@ def compile_program(lowered: Any, platform: str) -> Any:
     """
     if platform == "cpu":
         try:
-            return lowered.compile(compiler_options=_ALWAYS | _ON_CPU)
+            return lowered.compile(compiler_options=_ALWAYS | {_FUSION_OPTION: FUSIONS[fusions]})
         except jax.errors.JaxRuntimeError as error:
-            if "No such compile option" not in str(error):  # a jaxlib that does not know it has no such fusions
+            unknown = "No such compile option" in str(error)  # a jaxlib that does not know it has no such fusions
+            if not unknown or fusions != DEFAULT_FUSIONS:
                 raise
     return lowered.compile(compiler_options=_ALWAYS)
 
