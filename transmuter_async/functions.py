@@ -41,7 +41,8 @@ def run_sync(
         inputs: As for `Compiled.run`.
         seed: Of random operators; a fresh one for each call by default.
         device: Give JAX arrays instead of numpy ones.
-        options: `outputs`, `static_inputs`, `compiler`, `bounds`, `nonfinite`, `precision`, `breaks`, as for `Runtime.compile`.
+        options: `outputs`, `static_inputs`, `compiler`, `bounds`, `nonfinite`, `precision`, `float16`, `breaks`, as for
+            `Runtime.compile`.
 
     Returns:
         Read-only arrays by output name, in the graph's order, of the graph's dtypes.

@@ -368,6 +368,7 @@ class Runtime:
         bounds: str = "check",
         nonfinite: str = "ignore",
         precision: str | None = None,
+        float16: str | None = None,
         autotune: bool = False,
         donate: Sequence[str] = (),
         replicas: int = 1,
@@ -391,6 +392,10 @@ class Runtime:
             nonfinite: "ignore"; "error" for `NonFiniteError` at the first NaN or infinity; "warn" for a `NonFiniteWarning` at the
                 line that awaits the call.
             precision: As for `Runtime`, which says the default.
+            float16: What programs compute the float16 of a graph in. "float32": weights are widened once, and results are rounded
+                where they leave a program and where an operator tells something of them. "float16": each operator
+                rounds its results. Default: float32 on CPUs, which have no float16 arithmetic, unless the model was loaded with
+                `optimize=False`. See the page on lowering.
             max_concurrency: Calls that compute at once on each device; each holds its slot until its outputs are ready.
             name: Of the actor, in events and errors; made from the source by default.
             cold: Where a program is missing, "compile" has the call wait for it. "interpret" answers it at once on the host,
@@ -443,6 +448,7 @@ class Runtime:
             bounds=bounds,
             nonfinite=nonfinite,
             precision=self._precision if precision is None else precision,
+            float16=float16,
             optimize=loaded.optimize,
             **kept_small(loaded),
             batching=batching,

@@ -17,9 +17,11 @@ from transmuter_async.compiler.needs import known_value
 from transmuter_async.compiler.run import FOLD_BYTES, LIFT_BYTES, MAX_ELEMENTS, Run, Scope, has_traced
 from transmuter_async.errors import OperatorError
 from transmuter_async.graph import Node
-from transmuter_async.operators import RECIPES, Operator, fold_in
+from transmuter_async.operators import HALF, RECIPES, Operator, fold_in
 
 __all__ = ["NodeContext", "TooLargeToFold", "Walk"]
+
+_WIDE = {name.removeprefix("wide "): name for name in RECIPES if name.startswith("wide ")}
 
 Walk = Callable[[Run, Sequence[Node], Scope], None]
 """Runs nodes in order; their outputs land in the scope."""
@@ -32,7 +34,7 @@ class TooLargeToFold(Exception):
 class NodeContext:
     """The `operators.Context` of one node in one run."""
 
-    __slots__ = ("definition", "folding", "node", "opset", "platform", "run", "scope", "walk")
+    __slots__ = ("definition", "folding", "node", "opset", "platform", "run", "scope", "walk", "wide")
 
     def __init__(self, run: Run, node: Node, definition: Operator, scope: Scope, *, folding: bool, walk: Walk) -> None:
         self.run = run
@@ -43,6 +45,7 @@ class NodeContext:
         self.platform = run.platform
         self.folding = folding
         self.walk = walk
+        self.wide = False
 
     def lowers(self, name: str) -> bool:
         """See `operators.Context.lowers`."""
@@ -55,6 +58,8 @@ class NodeContext:
         """See `operators.Context.prepared`."""
         weights = weight if isinstance(weight, tuple) else (weight,)
         run = self.run
+        if self.wide and any(each is not None and each.dtype == HALF for each in weights):
+            recipe = _WIDE.get(recipe, recipe)  # the others widen by themselves
         if not any(isinstance(each, jax.Array) for each in weights):
             made = run.prepare(weights, recipe, arguments)
             if made is not None:

@@ -426,6 +426,7 @@ class CompileJob:
             producers=self.prepared.producers,
             lowerings=self.variant.lowerings,
             prepare=self.prepared.root.rearranged,
+            wide=self.prepared.wide,
         )
 
     def _scope(self, entry: dict[str, Any], reads: set[str]) -> Scope:

@@ -45,6 +45,8 @@ class Options:
     """Everything that decides what is compiled and how a call behaves; see `Runtime.compile` for the words.
 
     Attributes:
+        float16: What programs compute float16 in: "float32", rounded where it leaves the program, or "float16", rounded by each
+            operator; None: float32 on CPUs, unless `optimize` is off.
         outputs: Only these outputs, in this order; None for all.
         static_inputs: Inputs whose value is part of the key from the start.
         overrides: Initializers that the file lets a caller replace, and that every call gives as inputs.
@@ -59,8 +61,8 @@ class Options:
         sharding: "batch" splits the rows of a batch over all devices of a mesh; None for one device.
         donate: Inputs whose memory may become that of an output.
         dense: Rewrite masked select and scatter to work on all rows, where that is proved to be the same.
-        scales: Put what scales and shifts the channels of a convolution into its weights, where these may grow.
         autotune: Try a few other ways to compile each segment behind it, and keep the fastest of those with the same results.
+        scales: Put what scales and shifts the channels of a convolution into its weights, where these may grow.
         lowerings: Names of the forms that operators take, see `operators.LOWERINGS`; None: those for the platform.
         force_breaks: Indices of prepared nodes, in the graph and in each body that runs on the host, that run as breaks
             whatever they need: `range(2, 10_000, 3)` is every third one. Nothing but the speed may change by it.
@@ -77,6 +79,7 @@ class Options:
     bounds: str = "check"
     nonfinite: str = "ignore"
     precision: str = "highest"
+    float16: str | None = None
     optimize: bool = True
     fold_bytes: int = 64 << 20
     cache_dir: str | None = None
@@ -98,6 +101,7 @@ class Options:
             "bounds": ("check", "clamp"),
             "nonfinite": ("ignore", "warn", "error"),
             "precision": ("highest", "platform"),
+            "float16": (None, "float16", "float32"),
             "sharding": (None, "batch"),
         }
         for name, values in allowed.items():

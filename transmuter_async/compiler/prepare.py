@@ -37,7 +37,7 @@ from transmuter_async.graph import (
     prune,
     remove_identity,
 )
-from transmuter_async.operators import GROWING, RECIPES, lowerings_for, resolve
+from transmuter_async.operators import GROWING, RECIPES, lowerings_for, resolve, uses_half
 from transmuter_async.version import __version__
 
 __all__ = ["PreparedGraph", "is_host_only", "prepare_graph"]
@@ -67,6 +67,7 @@ class PreparedGraph:
         producers: Node by name of its output, subgraphs included.
         padding: How calls are padded and cut, None where they are not.
         lowerings: Names of the forms that operators take in programs.
+        wide: Whether programs compute float16 as float32.
         placement: The devices that its programs run on; `device` is the first of them.
         batch_axes: The axis of each input along which a mesh splits it.
         first: The one of the same graph that was prepared first; replicas on other devices share what it knows of the graph.
@@ -127,6 +128,8 @@ class PreparedGraph:
         self.device: jax.Device = placement.device
         self.platform: str = self.device.platform
         self.lowerings = lowerings_for(self.platform, optimize=options.optimize, forced=options.lowerings)
+        policy = options.float16 or ("float32" if self.platform == "cpu" and options.optimize else "float16")
+        self.wide = policy == "float32" and uses_half(graph)
         self.nodes: tuple[Node, ...] = graph.nodes
         self.outputs: tuple[str, ...] = tuple(value.name for value in graph.outputs)
         self.output_names = frozenset(self.outputs)
@@ -156,6 +159,7 @@ class PreparedGraph:
                 merged = replace(graph, initializers={**self.graph.initializers, **graph.initializers})
                 found._setup(self.model, self.options, merged, self.placement)
                 found.path = (*self.path, index, attribute)
+                found.wide = self.root.wide
                 found.producers = self.root.producers
                 found.dim_like = self.dim_like & graph.outer_names()
                 found.root = self.root
@@ -192,6 +196,10 @@ class PreparedGraph:
         """
         if recipe == "same":
             return arrays[0]
+        if len(arrays) == 1 and f"wide {recipe}" in RECIPES:
+            made_of = self._origins.get(id(arrays[0]))
+            if made_of is not None and made_of[1] == "wide same":  # of the weight, so that it can be named
+                arrays, recipe = (self._all_weights[made_of[0][0] or 0],), f"wide {recipe}"
         numbers = tuple(None if array is None else self._weight_numbers.get(id(array), -1) for array in arrays)
         if -1 in numbers:
             return np.ascontiguousarray(RECIPES[recipe](*arrays, *arguments))

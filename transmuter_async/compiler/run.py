@@ -12,7 +12,7 @@ import numpy as np
 
 from transmuter_async.compiler.alarms import Alarm
 from transmuter_async.graph import Node
-from transmuter_async.operators import RECIPES, ChannelsLast, first_alarm
+from transmuter_async.operators import RECIPES, ChannelsLast, Half, first_alarm
 
 __all__ = [
     "FOLD_BYTES",
@@ -70,16 +70,18 @@ class Scope:
             if self.reads is not None:
                 self.reads.add(name)
             value = self.values[name]
+            if isinstance(value, Half):
+                value = value.rounded()
             return value.plain() if isinstance(value, ChannelsLast) else value
         if self.outer is None:
             raise KeyError(name)
         return self.outer.read(name)
 
     def as_it_lies(self, name: str) -> Any:
-        """The same, but a `ChannelsLast` value is given as such."""
+        """The same, but a `ChannelsLast` or `Half` value is given as such."""
         scope: Scope | None = self
         while scope is not None:
-            if isinstance(found := scope.values.get(name), ChannelsLast):
+            if isinstance(found := scope.values.get(name), (ChannelsLast, Half)):
                 return found
             scope = None if name in scope.values else scope.outer
         return self.read(name)
@@ -100,6 +102,7 @@ class Run:
         producers: Node by output name, for the text of breaks.
         lowerings: Names of the forms that operators may take, see `operators.lowering`; none: plain ones.
         taken: What was taken, `(node, operator, name of the lowering)`.
+        wide: Whether float16 is computed as float32, see `operators.half`.
         prepare: Gives what a recipe makes of weights, once for all programs; None where it would take too much memory.
         gave_turn: `time.monotonic()` when the trace last let other threads have the interpreter.
         fold_limit: Where constants are folded, the bytes that a result may take: above them `TooLargeToFold` is raised.
@@ -127,6 +130,7 @@ class Run:
     prepare: Callable[[tuple[Any, ...], str, tuple[float, ...]], np.ndarray | None] = lambda arrays, recipe, arguments: (
         RECIPES[recipe](*arrays, *arguments)
     )
+    wide: bool = False
     fold_limit: int | None = None
     visits: int = 0
     gave_turn: float = 0.0

@@ -22,6 +22,7 @@ __all__ = ["merge_scales", "merged"]
 
 MARK = "@scaled"
 _BLOCK = 1 << 20  # elements that are float64 at once
+_Step = tuple[np.ndarray | float, np.ndarray | float]  # a factor and an offset, for each channel or for all
 
 
 def merged(graph: Graph) -> tuple[str, ...]:
@@ -148,7 +149,7 @@ class _Convolution:
         if node.domain or len(node.outputs) != 1 or node.inputs.count(name) != 1:
             return False
         if node.op_type == "BatchNormalization":
-            step = self._normalization(node, known) if node.inputs[0] == name else None
+            step: _Step | None = self._normalization(node, known) if node.inputs[0] == name else None
         else:
             step = self._arithmetic(node, name, known)
         if step is None:
@@ -160,7 +161,7 @@ class _Convolution:
         self.factor, self.offset = factor, offset
         return True
 
-    def _normalization(self, node: Node, known: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    def _normalization(self, node: Node, known: Mapping[str, np.ndarray]) -> _Step | None:
         training = not node.attributes.get("is_test", 0) if node.opset < 7 else node.attributes.get("training_mode", 0)
         values = [known.get(each) for each in node.inputs[1:]]
         if training or len(values) != 4 or node.attributes.get("spatial", 1) != 1:
@@ -174,9 +175,7 @@ class _Convolution:
             factor = scale / np.sqrt(variance + epsilon)
             return factor, bias - mean * factor
 
-    def _arithmetic(
-        self, node: Node, name: str, known: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray | float, np.ndarray | float] | None:
+    def _arithmetic(self, node: Node, name: str, known: Mapping[str, np.ndarray]) -> _Step | None:
         if node.op_type not in ("Add", "Sub", "Mul", "Div") or node.opset < 7 or len(node.inputs) != 2:
             return None
         first = node.inputs[0] == name

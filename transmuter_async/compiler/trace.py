@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +30,18 @@ from transmuter_async.compiler.run import MAX_ELEMENTS, MAX_VISITS, SHADOW_ELEME
 from transmuter_async.compiler.settings import inlined
 from transmuter_async.errors import NeedsValue, OperatorError, TransmuterError, UnsupportedModel
 from transmuter_async.graph import Graph, Node, Value
-from transmuter_async.operators import ChannelsLast, Operator, forced_trace, invoke, keep_channels_last, resolve
+from transmuter_async.operators import (
+    HALF,
+    PREPARED_INPUTS,
+    ChannelsLast,
+    Half,
+    Operator,
+    forced_trace,
+    invoke,
+    keep_channels_last,
+    resolve,
+    widen_half,
+)
 
 __all__ = ["run_node", "run_nodes"]
 
@@ -79,7 +91,7 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         scope.values[node.outputs[0]] = run.weights[id(node.attributes["value"])]
         return
     lying = "channels last" in run.lowerings
-    read = scope.as_it_lies if lying else scope.read
+    read = scope.as_it_lies if lying or run.wide else scope.read
     values = [read(name) if name else None for name in node.inputs]
     forced = False
     if run.tracing:
@@ -98,11 +110,17 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         for key, value in node.attributes.items()
     }
     context = NodeContext(run, node, definition, scope, folding=run.fold_limit is not None, walk=run_nodes)
+    halves: frozenset[int] = frozenset()
+    if run.wide:
+        values, halves = widen_half(definition, values, attributes, len(node.outputs), partial(_widened, run))
+        context.wide = bool(halves)
     runner = {"n_outputs": len(node.outputs), "context": context}
     try:
         outputs = _kept(definition, values, attributes, runner) if lying else None
         if outputs is None:
             values = [value.plain() if isinstance(value, ChannelsLast) else value for value in values]
+            if halves:
+                values = [_completed(run, definition, i, value) for i, value in enumerate(values)]
             if run.tracing:
                 values, forced = admit(run, node, definition, values)
                 context.folding = context.folding or not forced
@@ -117,7 +135,8 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
             except TooLargeToFold:
                 if run.fold_limit is not None:
                     raise
-                runner["context"] = NodeContext(run, node, definition, scope, folding=False, walk=run_nodes)
+                runner["context"] = again = NodeContext(run, node, definition, scope, folding=False, walk=run_nodes)
+                again.wide = context.wide
                 with forced_trace():
                     outputs = _invoke(run, definition, values, attributes, runner)
     except TransmuterError:
@@ -141,9 +160,10 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
             operator=node.operator,
         )
     traced = False
-    for name, value in zip(node.outputs, outputs, strict=False):
+    for index, (name, value) in enumerate(zip(node.outputs, outputs, strict=False)):
         if name:
-            scope.values[name] = value
+            wide = index in halves and has_traced(value) and value.dtype == np.float32
+            scope.values[name] = Half(value) if wide else value
             traced = traced or has_traced(value)
     if traced:
         seen = tuple(value.array if isinstance(value, ChannelsLast) else value for value in outputs)
@@ -152,7 +172,7 @@ def run_node(run: Run, node: Node, scope: Scope) -> None:
         if run.shadows is not None:
             _shadow(run, node, definition, values, attributes, outputs)
         if run.nonfinite != "ignore":
-            _watch(run, node, seen)
+            _watch(run, node, seen, halves)
         _give_a_turn(run)
     elif not run.tracing and run.nonfinite != "ignore":
         _watch_on_host(run, node, outputs)
@@ -282,18 +302,31 @@ def _shadow(
             shadows[id(traced)] = (traced, np.asarray(value), names)
 
 
-def _floats(outputs: tuple[Any, ...]) -> list[Any]:
-    return [o for o in outputs if hasattr(o, "dtype") and jnp.issubdtype(o.dtype, jnp.inexact)]
+def _watch(run: Run, node: Node, outputs: tuple[Any, ...], halves: frozenset[int]) -> None:
+    for index, out in enumerate(outputs):
+        if has_traced(out) and hasattr(out, "dtype") and jnp.issubdtype(out.dtype, jnp.inexact):
+            bad = Half(out).overflows() if index in halves else ~jnp.all(jnp.isfinite(out))
+            run.raise_alarm(bad, Alarm("nonfinite", node.name, node.operator))
 
 
-def _watch(run: Run, node: Node, outputs: tuple[Any, ...]) -> None:
-    for out in _floats(outputs):
-        if has_traced(out):
-            run.raise_alarm(~jnp.all(jnp.isfinite(out)), Alarm("nonfinite", node.name, node.operator))
+def _completed(run: Run, definition: Operator, index: int, value: Any) -> Any:
+    """An input of a node that computes wide: a float16 weight that the definition does not take itself becomes float32."""
+    if not isinstance(value, np.ndarray) or value.dtype != HALF:
+        return value
+    own = (definition.domain, definition.name, definition.input_name(index)) in PREPARED_INPUTS
+    return value if own else _widened(run, value)
+
+
+def _widened(run: Run, weight: np.ndarray) -> Any:
+    """A float16 weight as float32: made once for all programs where memory allows, else by the program."""
+    made = run.prepare((weight,), "wide same", ())
+    return run.lift(weight).astype(np.float32) if made is None else made
 
 
 def _watch_on_host(run: Run, node: Node, outputs: tuple[Any, ...]) -> None:
-    for out in _floats(outputs):
+    for out in outputs:
+        if not hasattr(out, "dtype") or not jnp.issubdtype(out.dtype, jnp.inexact):
+            continue
         if not np.all(np.isfinite(out)):
             alarm = Alarm("nonfinite", node.name, node.operator)
             if run.nonfinite == "error":

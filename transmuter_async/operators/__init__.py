@@ -11,6 +11,7 @@ from transmuter_async.operators.context import Context, Subgraph, first_alarm
 from transmuter_async.operators.contrib_decoders import Call
 from transmuter_async.operators.contrib_generation import Outside, Search, conversation
 from transmuter_async.operators.contrib_search import SEARCHES
+from transmuter_async.operators.half import HALF, Half, uses_half, widen_half
 from transmuter_async.operators.iteration import HOST_TRIPS
 from transmuter_async.operators.lowering import LOWERINGS, lowerings_for
 from transmuter_async.operators.recipes import GROWING, PREPARED_INPUTS, RECIPES
@@ -83,6 +84,7 @@ __all__ = [
     "DEFAULT_FUSIONS",
     "FUSIONS",
     "GROWING",
+    "HALF",
     "HOST_TRIPS",
     "LOWERINGS",
     "PREPARED_INPUTS",
@@ -91,6 +93,7 @@ __all__ = [
     "Call",
     "ChannelsLast",
     "Context",
+    "Half",
     "Operator",
     "Outside",
     "Search",
@@ -109,5 +112,7 @@ __all__ = [
     "operator",
     "resolve",
     "supported",
+    "uses_half",
+    "widen_half",
     "xp",
 ]

@@ -93,6 +93,15 @@ def _transposed(weight: Any) -> Any:
     return weight.T
 
 
+def _wide(recipe: Recipe) -> Recipe:
+    """The same of weights that are float32 where they were narrower."""
+
+    def made(*weights: Any) -> Any:
+        return recipe(*map(widen, weights))
+
+    return made
+
+
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "same": _same,
@@ -107,9 +116,18 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "n bits": columns_of_n_bits,
         "channels last 3": _channels_last(3),
         "channels last 4": _channels_last(4),
+        "wide same": _wide(_same),
+        "wide transposed": _wide(_transposed),
+        "wide channels last 3": _wide(_channels_last(3)),
+        "wide channels last 4": _wide(_channels_last(4)),
     }
 )
 """What each recipe makes of a weight, host or traced."""
 
-GROWING = frozenset({"less origins", "less zero point", "n bits"})
+GROWING = frozenset(
+    {
+        *("less origins", "less zero point", "n bits"),
+        *("wide same", "wide transposed", "wide channels last 3", "wide channels last 4"),
+    }
+)
 """Recipes whose result is several times larger than the weight: only within the budget of constant folding."""
