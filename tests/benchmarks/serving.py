@@ -17,6 +17,7 @@ import numpy as np
 import transmuter_async as tm
 from tests import zoo
 from tests.benchmarks.frame import Figure, benchmark, quick
+from tests.serving.texts import Text, text
 
 BUCKETS = (16, 32, 64, 128, 256)
 SIZES = (4, 8, 16)
@@ -24,19 +25,11 @@ CALLERS = 64
 SATURATION, LONE = 0.9, 1000.0
 """Least share of the offline throughput; most microseconds that a lone caller pays."""
 
-Text = dict[str, np.ndarray]
-
 
 def lengths(count: int, seed: int = 0) -> list[int]:
     """Log-uniform, as sentences and paragraphs are."""
     drawn = np.random.default_rng(seed).uniform(math.log(4), math.log(257), count)
     return [int(math.exp(each)) for each in drawn]
-
-
-def text(length: int, seed: int, rows: int = 1) -> Text:
-    """Random tokens."""
-    ids = np.random.default_rng(seed).integers(1000, 30000, (rows, length))
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
 def padded(texts: Sequence[Text], rows: int, length: int) -> Text:

@@ -14,14 +14,10 @@ from onnx import TensorProto, helper
 
 import transmuter_async as tm
 from tests import zoo
+from tests.serving.texts import text
 from transmuter_async.demo import digits_model, digits_test
 
 TOLERANCE = 1e-5
-
-
-def text(length: int, seed: int, rows: int = 1) -> dict[str, np.ndarray]:
-    ids = np.random.default_rng(seed).integers(1000, 30000, (rows, length))
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
 def close(got: Any, want: Any) -> bool:
