@@ -563,7 +563,8 @@ async def _restarting(
     monkeypatch.setattr(actor, "_open", slowly)
     model.shut()
     await callers.send("before", row(9))
-    await model.wait_calls(1)
+    with anyio.fail_after(20):
+        await model.wait_calls(1)
     actor.crash(ZeroDivisionError("a defect"))
     await callers.wait("before")
     assert isinstance(callers.outcomes["before"], ActorStopped)
@@ -619,7 +620,8 @@ async def test_a_crash_while_it_drains_answers_everyone(ready: Any, monkeypatch:
         group.start_soon(lambda: serving.aclose(drain=True))
         await settle()
         gate.set()
-        await model.wait_calls(2)
+        with anyio.fail_after(20):
+            await model.wait_calls(2)
         actor.crash(ZeroDivisionError("another"))
         await callers.wait(*range(7))
         assert all(isinstance(callers.outcomes[number], ActorStopped) for number in range(7))
