@@ -312,6 +312,15 @@ def test_the_new_weights_are_the_only_ones_that_programs_hold():
     assert any(np.shares_memory(place, array) for array in root.graph.initializers.values())
 
 
+def test_two_models_have_the_new_weights_in_common():
+    made, _ = model((64, 64, 3, 3), x=(2, 64, 9, 8))
+    first, second = Session(made), Session(made)
+    (one,), (other,) = (
+        [array for array in each.prepared.graph.initializers.values() if array.ndim == 4] for each in (first, second)
+    )
+    assert one is other
+
+
 def test_the_disk_cache_tells_new_weights_from_old(tmp_path):
     made, inputs = model((8, 6, 3, 3))
     first, again = Session(made, cache_dir=str(tmp_path)), Session(made, cache_dir=str(tmp_path))

@@ -71,16 +71,27 @@ def _forget(number: int, gone: weakref.ref[np.ndarray]) -> None:
 def one_of_equal(array: np.ndarray) -> np.ndarray:
     """The array of the same shape, dtype and bytes that some living graph has, or this one, which later ones then get.
 
-    One that is small, writable, not contiguous or holds strings is returned as it is.
+    One that is small, writable, with gaps in its memory or holds strings is returned as it is.
     """
-    if array.nbytes < LEAST or array.dtype.hasobject or array.flags.writeable or not array.flags.c_contiguous:
+    if array.nbytes < LEAST or array.dtype.hasobject or array.flags.writeable:
         return array
-    data = array.reshape(-1).view(np.uint8)
+    data = _memory(array)
+    if data is None:
+        return array
     sample = data[:: max(1, data.size // _SAMPLE)].tobytes()
-    key = (array.shape, array.dtype, hashlib.sha256(sample).digest())
+    key = (array.shape, array.strides, array.dtype, hashlib.sha256(sample).digest())
     with _LOCK:
         found = _HOST.setdefault(key, array)
-    return found if found is array or _equal(found.reshape(-1).view(np.uint8), data) else array
+    if found is array:
+        return array
+    other = _memory(found)
+    return found if other is not None and _equal(other, data) else array
+
+
+def _memory(array: np.ndarray) -> np.ndarray | None:
+    """The bytes of an array as they lie, in whatever order its axes are; None where there are gaps between them."""
+    lying = array.transpose(sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis)))
+    return lying.reshape(-1).view(np.uint8) if lying.flags.c_contiguous else None
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
