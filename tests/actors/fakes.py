@@ -210,7 +210,7 @@ class FakePrepared:
     def __init__(self, compiler: FakeCompiler) -> None:
         self.compiler = compiler
         self.model: Any = SimpleNamespace(source="fake.onnx")
-        self.options = SimpleNamespace(compiler="xla", precision="highest", nonfinite="ignore")
+        self.options = SimpleNamespace(compiler="xla", precision="highest", nonfinite="ignore", autotune=False)
         self.graph_break: bool | None = False
 
     def take_inputs(self, inputs: Any, copy: bool | None = None) -> dict[str, Any]:

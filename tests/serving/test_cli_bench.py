@@ -90,3 +90,17 @@ def test_serve_stands_beside_direct_calls(capsys, tmp_path: Path, backend: str) 
 def test_wrong_options_are_told(arguments: list[str], said: str, capsys) -> None:
     assert main(["bench", DIGITS, "--fill", "ones", *SHORT, *arguments]) == 4
     assert said in capsys.readouterr().err
+
+
+def test_tuning_is_shown_and_kept(tmp_path: Path, capsys) -> None:
+    arguments = ["bench", DIGITS, "--fill", "ones", "--batch", "1,4", "--concurrency", "1", "--seconds", "0.05", "--tune"]
+    cache = ["--cache-dir", str(tmp_path / "programs")]
+    assert main([*arguments, *cache, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["tuned"]) == 2
+    assert all(row["chosen"] and row["values"] == "call" for row in told["tuned"])
+    assert main([*arguments, *cache]) == 0
+    shown = capsys.readouterr().out
+    assert f"tuned at 0 (image:float[4, 1, 8, 8]): {told['tuned'][1]['chosen']}" in shown
+    assert "fusions: none" in shown
+    assert main([*arguments, "--compiler", "eager"]) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from transmuter_async.actors.events import Observer
@@ -89,6 +90,17 @@ class SharedCache(SegmentCache):
         """See `SegmentCache.put`."""
         with self._lock:
             super().put(*arguments, **options)
+
+    def remember(self, segment: Segment, values: Mapping[str, Any], *, kept: bool) -> None:
+        """See `SegmentCache.remember`. What another thread has swapped or dropped meanwhile is not remembered."""
+        with self._lock:
+            place = self._positions.get(segment.place)
+            if kept:
+                held = self._kept.get(segment.layout, {}).get(segment.key)
+            else:
+                held = None if place is None else place.segments.get((segment.layout, segment.key))
+            if held is segment:
+                super().remember(segment, values, kept=kept)
 
     def swap(self, *arguments: Any) -> bool:
         """See `SegmentCache.swap`."""

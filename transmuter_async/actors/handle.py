@@ -246,6 +246,7 @@ class Compiled:
 
         Of a graph that breaks, the first segment is compiled: the others depend on values. Given arrays for all inputs, the
         graph is run once on the host, in numpy, and all segments of such a call are compiled, likewise several at once.
+        With `autotune` it returns when what has been compiled up to then is tuned, too; `warm(())` waits for just that.
 
         Args:
             specs: A `Spec` or an array by input name, or several such mappings.

@@ -414,15 +414,6 @@ class ModelActor(Actor):
         self._next_compile()
         self.grown()
 
-    async def _wait_tuned(self) -> None:
-        """Wait until what has been compiled is tuned, where that is asked for."""
-        reply = self._tuner.reply(self.loop)
-        self._asks.add(reply)
-        try:
-            await reply.wait()
-        finally:
-            self._asks.discard(reply)
-
     def _compiled(
         self, compile: Compile, generation: int, segment: Segment | None, error: BaseException | None
     ) -> None:
@@ -529,8 +520,7 @@ class ModelActor(Actor):
         async with anyio.create_task_group() as group:
             for specs in message.signatures:
                 group.start_soon(self._precompile, specs)
-        if self._tunes:
-            await self._wait_tuned()
+        await self._tuner.wait(self.loop, self._asks)
 
     async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
         """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
@@ -584,7 +574,7 @@ class ModelActor(Actor):
         )
         if self.prepared is None:
             self.prepared = await self._compile_threads.run(self._prepare)
-        self._tunes = getattr(self.prepared.options, "autotune", False)
+        self._tunes = self.prepared.options.autotune
         self._compile_threads.limit += self._tunes  # the one that tunes, so that no compile waits for it
         self._advance = work.advance_listening if self.prepared.options.nonfinite == "warn" else work.advance
         self._run_threads = Threads(
@@ -592,8 +582,7 @@ class ModelActor(Actor):
         )
         if self._specs is not None and not self.restarts and self.prepared.options.compiler != "eager":
             await self._precompile(self._specs, keep=True)
-            if self._tunes:
-                await self._wait_tuned()
+            await self._tuner.wait(self.loop, self._asks)
         self.checkpoint()
 
     def _prepare(self) -> Prepared:

@@ -94,15 +94,18 @@ class Tuner:
         for reply in due:
             reply.settle(None, None)
 
-    def reply(self, loop: Loop) -> Reply[None]:
-        """Filled when all that runs and waits now has ended."""
-        reply: Reply[None] = Reply(loop)
+    async def wait(self, loop: Loop, asks: set[Reply[Any]]) -> None:
+        """Wait until all that runs and waits now has ended. `asks`: those that the end of the actor answers."""
         left = len(self._queue) + (self._current is not None)
-        if left:
-            self._waiting.append((self._ended + left, reply))
-        else:
-            reply.settle(None, None)
-        return reply
+        if not left:
+            return
+        reply: Reply[None] = Reply(loop)
+        self._waiting.append((self._ended + left, reply))
+        asks.add(reply)
+        try:
+            await reply.wait()
+        finally:
+            asks.discard(reply)
 
     def clear(self) -> None:
         """Forget what waits, and have what runs end before its next candidate. Whoever waits is answered by the actor."""

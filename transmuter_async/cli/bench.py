@@ -3,7 +3,10 @@ r"""Measure latency and throughput of a model by batch size and by concurrent ca
   transmuter bench model.onnx --fill random --dim sequence=64 --batch 1,8,32 --concurrency 1,4
   transmuter bench model.onnx --fill random --serve --lengths sequence=4-256 \
       --buckets sequence=16,64,256 --mask attention_mask --concurrency 1,16,64 --plot out.svg
+  transmuter bench model.onnx --fill random --tune --cache-dir ~/programs
 
+With --tune each program is first compiled in a few other ways, and the fastest with the same results is measured; what was tried
+is shown. With --cache-dir the choice is kept there for every process that compiles the model with autotune=True and that folder.
 Each line of the table is measured for --seconds. Compiles are done before and not counted.
 """
 
@@ -13,6 +16,7 @@ import argparse
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from transmuter_async.cli.chart import chart
 from transmuter_async.cli.inputs import add_input_arguments, gather, replacing
 from transmuter_async.cli.output import Output, seconds
 from transmuter_async.cli.progress import downloads
-from transmuter_async.compiler import Batching
+from transmuter_async.compiler import Batching, TunedRow
 from transmuter_async.errors import InputError
 from transmuter_async.graph import Model, TensorType
 from transmuter_async.runtime import Runtime
@@ -64,6 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mask", action="append", default=[], metavar="INPUT", help="input that is 1 on data, 0 on padding"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw throughput and latency")
+    parser.add_argument(
+        "--tune", action="store_true", help="choose the fastest of a few ways to compile each program, and show them"
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder in which compiled programs, and what --tune chose, are kept",
+    )
     parser.add_argument("--compiler", choices=("xla", "eager"), default="xla", help="eager: numpy, nothing is compiled")
 
 
@@ -150,12 +163,17 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         raise InputError("--seconds and --batch-size must be positive")
     if options.max_padded is not None and options.max_padded < 1:
         raise InputError("--max-padded must be positive; leave it out for no bound")
+    if options.tune and options.compiler == "eager":
+        raise InputError("--tune measures programs, and --compiler eager has none; leave one of the two out")
     callers = numbers("--concurrency", options.concurrency)
     async with Runtime() as runtime:
         async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
-        results = await (_served if options.serve else _direct)(runtime, model, options, callers, output)
+        results, tuned = await (_served if options.serve else _direct)(runtime, model, options, callers, output)
     output.data = {"model": options.model, "seconds": options.seconds, "results": results}
+    if options.tune:
+        output.data["tuned"] = [asdict(row) for row in tuned]
+        _show_tuned(output, tuned)
     if options.serve:
         _show_served(output, results)
     else:
@@ -169,28 +187,36 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
 
 async def _direct(
     runtime: Runtime, model: Model, options: argparse.Namespace, callers: Sequence[int], output: Output
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], tuple[TunedRow, ...]]:
     dim = batch_dimension(model, options.batch_dim)
     sizes = numbers("--batch", options.batch) if dim is not None else [1]
     first = await anyio.to_thread.run_sync(made, model, options, {} if dim is None else {dim: sizes[0]})
     compiled = await runtime.compile(
-        model, replacing(model, first), compiler=options.compiler, cache_size=len(sizes) + 1, max_concurrency=1
+        model,
+        replacing(model, first),
+        compiler=options.compiler,
+        cache_size=len(sizes) + 1,
+        max_concurrency=1,
+        cache_dir=options.cache_dir,
+        autotune=options.tune,
     )
     results = []
     for size in sizes:
         inputs = await anyio.to_thread.run_sync(made, model, options, {} if dim is None else {dim: size})
         with output.working(f"batch {size}"):
             await compiled.run(inputs)
+            if options.tune:
+                await compiled.warm(())
             for count in callers:
                 found = await measure(compiled.run, [inputs], count, options.seconds)
                 rows = found["calls_per_second"] * size
                 results.append({"batch": size, "concurrency": count, "rows_per_second": rows, **found})
-    return results
+    return results, (await compiled.explain()).tuned
 
 
 async def _served(
     runtime: Runtime, model: Model, options: argparse.Namespace, callers: Sequence[int], output: Output
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], tuple[TunedRow, ...]]:
     dim = batch_dimension(model, options.batch_dim)
     if dim is None:
         raise InputError(
@@ -207,6 +233,8 @@ async def _served(
         compiler=options.compiler,
         batching=Batching(dim, buckets, mask=options.mask),
         cache_size=max(16, combinations * (options.batch_size.bit_length() + 1)),
+        cache_dir=options.cache_dir,
+        autotune=options.tune,
     )
     results: list[dict[str, Any]] = []
     async with runtime.serve(
@@ -216,6 +244,8 @@ async def _served(
             await serving.warm(*(() if buckets.keys() >= spans.keys() and not options.input else requests[:1]))
             for each in requests:  # shapes without a bucket
                 await compiled.run(each)
+            if options.tune:
+                await compiled.warm(())
         for way, call in (("direct", compiled.run), ("serve", serving.run)):
             for count in callers:
                 with output.working(f"{way}, {count} callers"):
@@ -226,7 +256,8 @@ async def _served(
                 rows = (after.batch_rows - before.batch_rows) / batches if batches else 1.0
                 results.append({"way": way, "concurrency": count, "mean_batch": rows, **found})
         padded = (await serving.statistics()).padded
-    return [{**each, "padded": padded if each["way"] == "serve" else None} for each in results]
+    found_at = [{**each, "padded": padded if each["way"] == "serve" else None} for each in results]
+    return found_at, (await compiled.explain()).tuned
 
 
 def _requests(model: Model, options: argparse.Namespace, dim: str, spans: Mapping[str, Sequence[int]]) -> list[Inputs]:
@@ -237,6 +268,13 @@ def _requests(model: Model, options: argparse.Namespace, dim: str, spans: Mappin
         sizes = {name: int(math.exp(random.uniform(math.log(a), math.log(b + 1)))) for name, (a, b) in spans.items()}
         found.append(made(model, options, {dim: 1, **sizes}, seed))
     return found
+
+
+def _show_tuned(output: Output, tuned: Sequence[TunedRow]) -> None:
+    for row in tuned:
+        for line in row.lines():
+            output.line(line.removeprefix("  "))
+    output.line()
 
 
 def _show_direct(output: Output, results: Sequence[Mapping[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, paddi
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, ProgramStatistics, SegmentCache
 from transmuter_async.compiler.cores import cores
 from transmuter_async.compiler.execute import Execution, Finished, Missing
-from transmuter_async.compiler.explain import Break, Explanation, Timings, explain
+from transmuter_async.compiler.explain import Break, Explanation, Timings, TunedRow, explain
 from transmuter_async.compiler.facts import (
     BreakDone,
     BreakFailed,
@@ -91,6 +91,7 @@ __all__ = [
     "Timings",
     "Trial",
     "TuneJob",
+    "TunedRow",
     "Tuning",
     "Why",
     "check_devices",
