@@ -321,6 +321,8 @@ def _notes(prepared: PreparedGraph, held: Sequence[Segment]) -> tuple[str, ...]:
     notes = []
     if prepared.placement.mesh is not None:
         notes.append(f"Programs over {len(prepared.placement.devices)} devices: {prepared.placement}.")
+    if prepared.wide:
+        notes.append("Programs compute float16 as float32, and round what leaves them.")
     if changed := merged(prepared.graph):
         count = f"{len(changed)} convolution" + "s" * (len(changed) > 1)
         notes.append(f"The weights of {count} hold the factors and offsets of channels that follow them in the file.")
