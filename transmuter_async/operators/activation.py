@@ -19,6 +19,7 @@ from transmuter_async.operators.context import Context
 from transmuter_async.operators.elementwise import erf
 from transmuter_async.operators.numeric import first_highest, widen
 from transmuter_async.operators.registry import is_host, operator, xp
+from transmuter_async.operators.rows import row_extreme, row_sum
 
 # --- linear pieces ----------------------------------------------------------------------------------------------------
 
@@ -232,9 +233,13 @@ def swi_glu_28(A, B, /, *, alpha=1.0):
 # --- over an axis -----------------------------------------------------------------------------------------------------
 
 
-def _shifted(x: Any, axis: int) -> Any:
+def _shifted(x: Any, axis: int, context: Context) -> Any:
     """X less its maximum along the axis, which carries no gradient. An axis of size 0 is fine."""
-    top = xp(x).max(x, axis=axis, keepdims=True, initial=_as(-np.inf, x))
+    lowest = _as(-np.inf, x)
+    if axis == x.ndim - 1:
+        top = row_extreme(x, context, largest=True, initial=lowest)
+    else:
+        top = xp(x).max(x, axis=axis, keepdims=True, initial=lowest)
     return x - (top if is_host(x) else lax.stop_gradient(top))
 
 
@@ -243,19 +248,23 @@ def softmax_13(input, /, *, axis=-1, context: Context):
     """exp(x) / sum(exp(x)) along the axis; a row of nothing but -inf is NaN, as in onnxruntime."""
     axis = normalize_axis(axis, input.ndim, context)
     if input.dtype == np.float16:
-        return _softmax_in_steps(input, axis)
-    powers = xp(input).exp(_shifted(widen(input), axis))
-    return (powers / powers.sum(axis=axis, keepdims=True)).astype(input.dtype)
+        return _softmax_in_steps(input, axis, context)
+    powers = xp(input).exp(_shifted(widen(input), axis, context))
+    return (powers / _total(powers, axis, context)).astype(input.dtype)
 
 
-def _softmax_in_steps(x, axis):
+def _total(powers: Any, axis: int, context: Context) -> Any:
+    return row_sum(powers, context) if axis == powers.ndim - 1 else powers.sum(axis=axis, keepdims=True)
+
+
+def _softmax_in_steps(x, axis, context):
     """Rounded to float16 after each step, as the function body of Softmax-13 says and the suite expects.
 
     The sum is accumulated in float32; one that float16 cannot hold divides in float32.
     """
     module = xp(x)
-    powers = module.exp(_shifted(x, axis))
-    total = powers.astype(np.float32).sum(axis=axis, keepdims=True)
+    powers = module.exp(_shifted(x, axis, context))
+    total = _total(powers.astype(np.float32), axis, context)
     rounded = total.astype(np.float16)
     fine = module.isfinite(rounded)
     wide = (powers.astype(np.float32) / total).astype(np.float16)
@@ -266,8 +275,8 @@ def _softmax_in_steps(x, axis):
 def log_softmax_13(input, /, *, axis=-1, context: Context):
     """Logarithm of Softmax, computed without taking it of a rounded zero."""
     axis = normalize_axis(axis, input.ndim, context)
-    module, shifted = xp(input), _shifted(widen(input), axis)
-    return (shifted - module.log(module.exp(shifted).sum(axis=axis, keepdims=True))).astype(input.dtype)
+    module, shifted = xp(input), _shifted(widen(input), axis, context)
+    return (shifted - module.log(_total(module.exp(shifted), axis, context))).astype(input.dtype)
 
 
 @operator("Hardmax", since_version=13)

@@ -77,6 +77,7 @@ def attention_23(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
     n_outputs: int,
+    context: Context,
 ) -> Any:
     """Until version 24 there is no `nonpad_kv_seqlen`."""
     return attention_25(
@@ -94,6 +95,7 @@ def attention_23(
         softcap=softcap,
         softmax_precision=softmax_precision,
         n_outputs=n_outputs,
+        context=context,
     )
 
 
@@ -116,6 +118,7 @@ def attention_24(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
     n_outputs: int,
+    context: Context,
 ) -> Any:
     """Until version 25 there are no windows."""
     return attention_25(
@@ -134,6 +137,7 @@ def attention_24(
         softcap=softcap,
         softmax_precision=softmax_precision,
         n_outputs=n_outputs,
+        context=context,
     )
 
 
@@ -158,6 +162,7 @@ def attention_25(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
     n_outputs: int,
+    context: Context,
 ) -> Any:
     """Scaled dot product attention; query heads may share key and value heads.
 
@@ -215,7 +220,7 @@ def attention_25(
         if softmax_precision is not None:
             precision = dtype_of(softmax_precision)
             weights = widen(narrow(weights, precision))
-        weights = softmax(weights)
+        weights = softmax(weights, context=context)
         masked = _masked_rows(bias, allowed, m)
         if masked is not None:
             weights = m.where(masked, m.zeros_like(weights), weights)
@@ -285,6 +290,7 @@ def flex_attention_1(
     scale: float | None = None,
     score_mod: Subgraph | None = None,
     softmax_precision: int | None = None,
+    context: Context,
 ) -> Any:
     """Attention whose scores and probabilities pass through subgraphs; these see `softmax_precision`'s dtype."""
     if not Q.ndim == K.ndim == V.ndim == 4:
@@ -310,7 +316,7 @@ def flex_attention_1(
 
     with np.errstate(all="ignore"):
         scores = modify(narrow(grouped_scores(q, k) * factor, precision), score_mod, "score_mod")
-        probabilities = narrow(softmax(widen(scores)), precision)
+        probabilities = narrow(softmax(widen(scores), context=context), precision)
         probabilities = modify(probabilities, prob_mod, "prob_mod")
         return narrow(grouped_values(probabilities.astype(v.dtype), v), Q.dtype)
 

@@ -50,7 +50,7 @@ def default_scale(scale: float | None, size: int) -> np.float32:
     return np.float32(scale if scale else 1 / np.sqrt(max(1, size)))
 
 
-def attend(q: Any, k: Any, v: Any, scale: Any, *biases: Any) -> tuple[Any, Any, Any]:
+def attend(q: Any, k: Any, v: Any, scale: Any, *biases: Any, context: Context | None = None) -> tuple[Any, Any, Any]:
     """Scaled dot-product attention of wide `(B, N, S, h)`, `(B, N, T, h)`, `(B, N, T, hv)`.
 
     Returns:
@@ -61,7 +61,7 @@ def attend(q: Any, k: Any, v: Any, scale: Any, *biases: Any) -> tuple[Any, Any, 
     for bias in biases:
         if bias is not None:
             scores = scores + bias.astype(scores.dtype)
-    weights = softmax(scores)
+    weights = softmax(scores, context=context)
     return m.matmul(weights, v), scores, weights
 
 
@@ -147,7 +147,7 @@ def projected(
         causal = causal_mask(queries, keys, keys - queries)
         padding = causal if padding is None else m.where(causal < 0, OUT, padding)
     scale = default_scale(attributes["scale"], q.shape[3])
-    y, _, _ = attend(q, k, v, scale, padding, None if bias is None else widen(bias))
+    y, _, _ = attend(q, k, v, scale, padding, None if bias is None else widen(bias), context=context)
     present = m.stack([present_k, present_v]) if present_k.shape == present_v.shape else None
     return narrow(merge_heads(y), dtype), None if present is None else narrow(present, dtype)
 
@@ -300,7 +300,7 @@ def multi_head_attention_1(
         causal = causal_mask(queries, keys, 0 if past_key is None or cached else keys - queries)
         padding = causal if padding is None else m.where(causal < 0, OUT, padding)
     added = None if attention_bias is None else widen(attention_bias)
-    y, scores, _ = attend(q, k, v, default_scale(scale, q.shape[3]), padding, added)
+    y, scores, _ = attend(q, k, v, default_scale(scale, q.shape[3]), padding, added, context=context)
     dtype = query.dtype
     return narrow(merge_heads(y), dtype), narrow(present_k, dtype), narrow(present_v, dtype), narrow(scores, dtype)
 
@@ -365,7 +365,7 @@ def decoder_masked_multi_head_attention_1(
         "mask_index",
     )
     added = None if attention_bias is None else widen(attention_bias)
-    y, scores, _ = attend(q, k, v, default_scale(scale, q.shape[3]), padding, added)
+    y, scores, _ = attend(q, k, v, default_scale(scale, q.shape[3]), padding, added, context=context)
     dtype = query.dtype
     return narrow(merge_heads(y), dtype), narrow(present_k, dtype), narrow(present_v, dtype), narrow(scores, dtype)
 

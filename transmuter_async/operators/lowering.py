@@ -29,6 +29,7 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "overlapping products": "a transposed convolution in groups as one product, whose parts are added where they overlap",
         "packed sort": "a sort by 32-bit keys as one of 64-bit integers, with the positions in the lower half",
         "small angles": "sine and cosine as polynomials where no angle is huge",
+        "row lanes": "an extreme along rows, also that of a Softmax, as sixteen beside each other",
         "row product": "a sum or mean along rows as a product with a constant vector",
     }
 )

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from transmuter_async.operators.context import Context
 from transmuter_async.operators.registry import is_host, xp
+from transmuter_async.operators.rows import row_extreme, row_sum
 
 __all__ = [
     "device_index",
@@ -105,18 +107,25 @@ def sigmoid(x: Any) -> Any:
     return lax.logistic(x)
 
 
-def softmax(x: Any, axis: int = -1) -> Any:
-    """Softmax along `axis` in x's dtype; an axis of size 0 gives an empty result, a row of -inf gives zeros."""
+def softmax(x: Any, axis: int = -1, *, context: Context | None = None) -> Any:
+    """Softmax along `axis` in x's dtype; an axis of size 0 gives an empty result, a row of -inf gives zeros.
+
+    Args:
+        x: The tensor.
+        axis: Counted from the front or the end.
+        context: Of the node, which says how rows are reduced; None takes the plain form.
+    """
     m = xp(x)
     if x.shape[axis] == 0:
         return x
+    rows = axis % x.ndim == x.ndim - 1
     with np.errstate(all="ignore"):
-        top = m.max(x, axis=axis, keepdims=True)
+        top = row_extreme(x, context, largest=True) if rows else m.max(x, axis=axis, keepdims=True)
         top = m.where(top == -np.inf, m.zeros_like(top), top)
         if m is jnp:
             top = lax.stop_gradient(top)
         weights = m.exp(x - top)
-        total = weights.sum(axis=axis, keepdims=True)
+        total = row_sum(weights, context) if rows else weights.sum(axis=axis, keepdims=True)
         return weights / m.where(total == 0, m.ones_like(total), total)
 
 

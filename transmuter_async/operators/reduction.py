@@ -6,6 +6,7 @@ smallest value of the dtype, a minimum the opposite; the standard leaves the mea
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,11 +27,9 @@ from transmuter_async.operators.context import Context
 from transmuter_async.operators.elementwise import truncating_divide
 from transmuter_async.operators.numeric import safe_root, widen
 from transmuter_async.operators.registry import is_host, operator, xp
+from transmuter_async.operators.rows import row_extreme, row_sum
 
 __all__ = ["reduce_axes"]
-
-# Shorter rows gain nothing from being summed as a product with ones.
-_SHORTEST_DOT = 16
 
 Reduction = Callable[[Any, tuple[int, ...], bool, Context], Any]
 
@@ -62,11 +61,9 @@ def reduce_axes(
 
 
 def _sum(x: Any, axes: tuple[int, ...], keepdims: bool, context: Context) -> Any:
-    # A row sum is vectorised by XLA on the CPU only when written as a product.
-    last = axes == (x.ndim - 1,) and x.dtype == np.float32 and not is_host(x)
-    if last and x.shape[-1] >= _SHORTEST_DOT and context.lowers("row product"):
-        total = x @ jnp.ones((x.shape[-1],), x.dtype)
-        return total[..., None] if keepdims else total
+    if axes == (x.ndim - 1,):
+        total = row_sum(x, context)
+        return total if keepdims else total[..., 0]
     return xp(x).sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)
 
 
@@ -93,12 +90,16 @@ def _extreme(x: Any, *, largest: bool) -> np.ndarray:
     return finite_limits(x.dtype)[0 if largest else 1]
 
 
-def _maximum(x: Any, axes: tuple[int, ...], keepdims: bool, context: Context) -> Any:
-    return xp(x).max(x, axis=axes, keepdims=keepdims, initial=_extreme(x, largest=True))
+def _maximum(x: Any, axes: tuple[int, ...], keepdims: bool, context: Context, *, largest: bool = True) -> Any:
+    initial = _extreme(x, largest=largest)
+    if axes == (x.ndim - 1,):
+        found = row_extreme(x, context, largest=largest, initial=initial)
+        return found if keepdims else found[..., 0]
+    module = xp(x)
+    return (module.max if largest else module.min)(x, axis=axes, keepdims=keepdims, initial=initial)
 
 
-def _minimum(x: Any, axes: tuple[int, ...], keepdims: bool, context: Context) -> Any:
-    return xp(x).min(x, axis=axes, keepdims=keepdims, initial=_extreme(x, largest=False))
+_minimum = functools.partial(_maximum, largest=False)
 
 
 def _l1(x: Any, axes: tuple[int, ...], keepdims: bool, context: Context) -> Any:
@@ -281,7 +282,7 @@ def _arg(data: Any, axis: int, keepdims: int, last: int, largest: bool, context:
         hit = (x == extreme) | (x != x) if is_floating(x.dtype) else x == extreme
         places = lax.broadcasted_iota(np.int32 if size < 2**31 else np.int64, x.shape, axis)
         missed = np.asarray(-1 if last else size, places.dtype)
-        index = (jnp.max if last else jnp.min)(jnp.where(hit, places, missed), axis=axis, keepdims=True, initial=missed)
+        index = (_maximum if last else _minimum)(jnp.where(hit, places, missed), (axis,), True, context)
     return (index if keepdims else xp(index).squeeze(index, axis=axis)).astype(np.int64)
 
 
