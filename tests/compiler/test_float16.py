@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.compiler.support import Session, assert_same, by_onnxruntime, graph, node, proto
+from tests.conformance.suite import cases
 from transmuter_async.compiler import Options, explain, prepare, to_jax
 from transmuter_async.errors import NonFiniteError, NonFiniteWarning
 from transmuter_async.graph import read_model
@@ -375,3 +376,52 @@ def test_one_operator_wide_and_by_node(op):
     wide = Session(made)(inputs)
     assert_same(wide, narrow, rtol=4e-3, atol=2e-3)
     assert_same(wide, host, rtol=4e-3, atol=2e-3)
+
+
+def of_the_suite():
+    """A case of one node for each listed operator, its float32 inputs made float16, the first one behind a product by one."""
+    found = {}
+    for case in cases():
+        made = case.model()
+        (*_, last) = made.graph.node
+        listed = (last.domain, last.op_type) in half._COMPUTING or last.op_type in half._MOVING
+        if case.kind != "node" or len(made.graph.node) != 1 or not listed or last.op_type in found:
+            continue
+        lead = last.input[last.op_type == "Where"]
+        types = [value.type.tensor_type for value in (*made.graph.input, *made.graph.output)]
+        names = [value.name for value in made.graph.input]
+        floats = {
+            name
+            for name, type in zip(names, types, strict=False)
+            if type.elem_type == TensorProto.FLOAT and name != "scales"
+        }
+        if lead not in floats or len({value.name for value in made.graph.input}) != len(names):
+            continue
+        changed = onnx.ModelProto()
+        changed.CopyFrom(made)
+        for value in (*changed.graph.input, *changed.graph.output):
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name != "scales":
+                value.type.tensor_type.elem_type = TensorProto.FLOAT16
+        inner = changed.graph.node[0]
+        inner.input[:] = ["held" if name == lead else name for name in inner.input]
+        changed.graph.node.insert(0, node("Mul", [lead, "one"], ["held"]))
+        changed.graph.initializer.append(onnx.numpy_helper.from_array(np.float16(1), "one"))
+        inputs = dict(zip(names, case.pairs(made)[0][0], strict=True))
+        given = {name: v.astype(np.float16) if name in floats else v for name, v in inputs.items()}
+        for name in [name for name in names if name != lead]:
+            changed.graph.initializer.append(onnx.numpy_helper.from_array(given.pop(name), name))
+        for value in [value for value in changed.graph.input if value.name != lead]:
+            changed.graph.input.remove(value)
+        found[last.op_type] = changed, given
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_cases_of_the_suite_wide_and_by_node():
+    found = of_the_suite()
+    assert len(found) > 80
+    for op, (made, inputs) in found.items():
+        wide, narrow = Session(made)(inputs), Session(made, float16="float16")(inputs)
+        assert {name: value.dtype for name, value in wide.items()} == {n: v.dtype for n, v in narrow.items()}, op
+        assert_same(wide, narrow, rtol=8e-3, atol=8e-3)
