@@ -459,6 +459,19 @@ async def test_a_tuning_that_fails_changes_nothing(times: Times, monkeypatch: py
     assert [line["reason"] for line in logs if line["log_level"] == "warning"] == ["MemoryError: all gone"]
 
 
+async def test_inputs_that_can_not_be_copied_cost_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(value: Any) -> Any:
+        raise MemoryError("all gone")
+
+    monkeypatch.setattr(autotune, "_owned", failing)
+    with structlog.testing.capture_logs() as logs:
+        async with tm.Runtime() as runtime:
+            compiled = await runtime.compile(convolving(), autotune=True)
+            assert_right((await compiled.run({"x": X}))["y"])
+            await compiled.warm(())
+    assert [line["reason"] for line in logs if line["log_level"] == "warning"] == ["MemoryError: all gone"]
+
+
 async def test_segments_around_a_break_and_programs_behind_a_cold_call(times: Times) -> None:
     x = np.array([1, -2, 3, -4], np.float32)
     async with tm.Runtime() as runtime:

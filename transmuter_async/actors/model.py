@@ -39,7 +39,7 @@ from transmuter_async.actors.events import Abandoned, Observer, Untouched
 from transmuter_async.actors.messages import ActorStatistics, ClearCache, Explain, Message, Statistics, Warm
 from transmuter_async.actors.reply import Reply, again
 from transmuter_async.actors.threads import Threads
-from transmuter_async.actors.tuning import Tuner, swap, tune
+from transmuter_async.actors.tuning import Tuner, swap, to_tune, tune
 from transmuter_async.compiler import (
     CompileJob,
     Finished,
@@ -49,7 +49,6 @@ from transmuter_async.compiler import (
     Segment,
     SegmentCache,
     Spec,
-    TuneJob,
     cores,
     pinned,
 )
@@ -399,7 +398,7 @@ class ModelActor(Actor):
         if generation != self._generation:
             return None
         if self._tunes:
-            compile.tuning = TuneJob.of(compile.job, segment)
+            compile.tuning = to_tune(compile.job, segment, self.metadata)
         return segment
 
     def _count_compiles(self, observer: Observer) -> None:

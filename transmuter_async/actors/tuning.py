@@ -16,9 +16,9 @@ import structlog
 from transmuter_async.actors.reply import Reply
 from transmuter_async.actors.threads import Threads
 from transmuter_async.bridge import Loop
-from transmuter_async.compiler import Observe, Prepared, Segment, SegmentCache, TuneJob
+from transmuter_async.compiler import CompileJob, Observe, Prepared, Segment, SegmentCache, TuneJob
 
-__all__ = ["Tuner", "swap", "tune"]
+__all__ = ["Tuner", "swap", "to_tune", "tune"]
 
 _log = structlog.get_logger("transmuter_async.autotune")
 
@@ -117,6 +117,19 @@ class Tuner:
         self._waiting.clear()
 
 
+def to_tune(job: CompileJob, segment: Segment, facts: Mapping[str, Any]) -> TuneJob | None:
+    """What is left to tune of a segment, in the thread that has just compiled it; its call never fails by that."""
+    try:
+        return TuneJob.of(job, segment)
+    except Exception as error:  # no memory for a copy of the inputs
+        _warn_failed(job, error, facts)
+        return None
+
+
+def _warn_failed(job: CompileJob, error: Exception, facts: Mapping[str, Any]) -> None:
+    _log.warning("autotune: failed", position=job.position, reason=f"{type(error).__name__}: {error}", **facts)
+
+
 def tune(job: TuneJob, observe: Observe, facts: Mapping[str, Any]) -> list[Segment]:
     """Tune, in a compile thread. What was thrown out, or failed, is logged as a warning.
 
@@ -132,7 +145,7 @@ def tune(job: TuneJob, observe: Observe, facts: Mapping[str, Any]) -> list[Segme
     try:
         segment = job.run(observe, time.perf_counter_ns)
     except Exception as error:  # the segment in use goes on being used
-        _log.warning("autotune: failed", position=job.job.position, reason=f"{type(error).__name__}: {error}", **facts)
+        _warn_failed(job.job, error, facts)
         return []
     if segment is None:
         return []
