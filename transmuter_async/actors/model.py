@@ -28,10 +28,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio
 from anyio.lowlevel import checkpoint
 
-from transmuter_async.actors import work
+from transmuter_async.actors import ahead, work
 from transmuter_async.actors.actor import Actor
 from transmuter_async.actors.calls import Call, SharedCache, deadline_exceeded
 from transmuter_async.actors.compiles import Compile, CompileBook, Rank
@@ -52,7 +51,7 @@ from transmuter_async.compiler import (
     cores,
     pinned,
 )
-from transmuter_async.errors import ActorStopped, InputError, Overloaded
+from transmuter_async.errors import ActorStopped, Overloaded
 from transmuter_async.telemetry import Telemetry
 
 __all__ = ["ModelActor"]
@@ -207,7 +206,7 @@ class ModelActor(Actor):
             await checkpoint()
             raise self.stopped_error()
         if isinstance(message, Warm):
-            return await self._warm(message)
+            return await ahead.warm(self, message)
         timings = dict(self._timings) if isinstance(message, Explain) else {}
         if isinstance(message, ClearCache):
             self._timings.clear()
@@ -515,54 +514,6 @@ class ModelActor(Actor):
         if self.telemetry.wants(f"transmuter.memory.{how}"):
             self.telemetry.emit(f"transmuter.memory.{how}", {"bytes": size}, {**self.metadata, "what": what})
 
-    async def _warm(self, message: Warm) -> None:
-        async with anyio.create_task_group() as group:
-            for specs in message.signatures:
-                group.start_soon(self._precompile, specs)
-        await self._tuner.wait(self.loop, self._asks)
-
-    async def _precompile(self, specs: Mapping[str, Spec], *, keep: bool = False) -> None:
-        """Compile a signature that no call has asked for yet, unless it is cached; wait until it is ready."""
-        jobs = await self._ask_thread(self._compile_threads, work.spec_jobs, self.prepared, specs)
-        if jobs is None:
-            if keep:
-                return
-            raise InputError(
-                f"{self.name!r} reads the value of an input on the host, and a Spec has only its shape: give that input as an "
-                "array among the specs"
-            )
-        if len(jobs) == 1 or (keep and jobs):
-            await self._compile_ahead(*jobs[0], keep=keep)
-            return
-        async with anyio.create_task_group() as group:
-            for job, values in jobs:
-                group.start_soon(partial(self._compile_ahead, job, values, keep=keep))
-
-    async def _compile_ahead(self, job: CompileJob, values: Mapping[str, Any], *, keep: bool) -> None:
-        """Compile a program that no call waits for, unless it is cached; wait until it is ready."""
-        installed = self._book.installed
-        if await self._ask_thread(self._run_threads, work.holds, self._cache, job, values):
-            return
-        if self._book.came(job.key, installed):  # just after the run thread looked
-            return
-        observer = Observer(
-            self.telemetry,
-            self.metadata,
-            parent=self._span if keep else None,
-            extra=None if keep else {"background": True},
-        )
-        reply: Reply[Segment] = Reply(self.loop)
-        compile = self._compile(job, observer, Rank.CALL if keep else Rank.WARM, keep=keep)
-        compile.replies.append(reply)
-        self._asks.add(reply)
-        try:
-            await reply.wait()
-        finally:
-            self._asks.discard(reply)
-            compile.replies.remove(reply)
-            if self._book.current.get(compile.job.key) is compile:
-                self._book.drop_unwanted(compile)
-
     # Life cycle; see `Actor`.
 
     async def _open(self) -> None:
@@ -580,7 +531,7 @@ class ModelActor(Actor):
             self.loop, f"{self.name}-run", self.max_concurrency, crashed=self.crash, around=self._around
         )
         if self._specs is not None and not self.restarts and self.prepared.options.compiler != "eager":
-            await self._precompile(self._specs, keep=True)
+            await ahead.compile_signature(self, self._specs, keep=True)
             await self._tuner.wait(self.loop, self._asks)
         self.checkpoint()
 
