@@ -58,6 +58,7 @@ def test_minilm_of_every_length_equals_the_unpadded_run(minilm: Any) -> None:
     assert "sequence to 16, 64 (proved safe)" in str(told) and told.mixes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.compiles_itself
 @pytest.mark.timeout(600)
