@@ -109,6 +109,7 @@ def test_nproc_sets_them_for_the_whole_process() -> None:
     assert found["processor"] < 1.3  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @linux
 def test_programs_on_disk_are_for_one_number_of_threads(tmp_path: Path) -> None:
     # XLA cuts an operation into as many parts as there are threads when it compiles.

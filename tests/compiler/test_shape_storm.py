@@ -15,6 +15,8 @@ from typing import Any
 STORM = """
 import ctypes, gc, json, sys, weakref
 import jax, numpy as np
+import pytest
+
 from tests.compiler.test_facts import broken, rows
 from tests.compiler.support import Session
 
@@ -75,6 +77,7 @@ def storm() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_evicted_programs_are_freed_and_memory_stays_bounded() -> None:
     """In a process of its own: the memory of this one belongs to every test before. MiB after `malloc_trim`."""
     found = storm()

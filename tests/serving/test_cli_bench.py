@@ -92,6 +92,7 @@ def test_wrong_options_are_told(arguments: list[str], said: str, capsys) -> None
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tuning_is_shown_and_kept(tmp_path: Path, capsys) -> None:
     arguments = ["bench", DIGITS, "--fill", "ones", "--batch", "1,4", "--concurrency", "1", "--seconds", "0.05", "--tune"]
     cache = ["--cache-dir", str(tmp_path / "programs")]
