@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 STORM = """
 import ctypes, gc, json, sys, weakref
 import jax, numpy as np
-import pytest
-
 from tests.compiler.test_facts import broken, rows
 from tests.compiler.support import Session
 
