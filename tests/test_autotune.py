@@ -320,7 +320,7 @@ print(json.dumps([compiles, tuned]))
 """
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", [pytest.param("asyncio"), pytest.param("trio", marks=pytest.mark.slow)])
 def test_a_second_process_neither_tunes_nor_compiles(tmp_path: Path, backend: str) -> None:
     found = []
     for _ in range(2):

@@ -22,7 +22,7 @@ FOUR = ROOT / "tests" / "four_devices.py"
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", [pytest.param("asyncio"), pytest.param("trio", marks=pytest.mark.slow)])
 def test_on_four_devices(backend: str) -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     done = subprocess.run(

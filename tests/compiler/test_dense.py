@@ -213,6 +213,7 @@ def text() -> np.ndarray:
     return inputs["input"]
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.timeout(300)
 def test_piper_says_the_reference_text_with_one_break(text: np.ndarray) -> None:

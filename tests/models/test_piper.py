@@ -127,7 +127,7 @@ def test_the_reference_text_breaks_where_it_must_and_tells_exactly_that() -> Non
     assert session.compiled() == 0, "a text that was seen before, after another one"
 
 
-@pytest.mark.parametrize("scale", [0.8, 4.0])
+@pytest.mark.parametrize("scale", [0.8, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_with_noise_the_masks_are_right_on_every_call(scale: float) -> None:
     session = Session(noisy(), dense=False)
     for _ in range(2):

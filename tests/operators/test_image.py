@@ -174,6 +174,7 @@ def test_what_is_no_image_gives_an_empty_one():
     assert decoded.shape == (0, 0, 3)
 
 
+@pytest.mark.slow
 def test_gradients():
     f = np.float64
     x = random(1, 2, 4, 5, dtype=f)
