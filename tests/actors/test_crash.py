@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -121,18 +122,20 @@ async def test_a_crash_is_told_and_everything_compiles_again() -> None:
         assert restarted.metadata["actor"] == "fake"
 
 
+async def answered(compiled: Any, answers: dict[int, Any], x: int) -> None:
+    """Call, and note the result, or that the actor has stopped."""
+    try:
+        answers[x] = await compiled.run({"x": x})
+    except ActorStopped as error:
+        answers[x] = error
+
+
 async def test_the_restart_waits_for_the_threads_of_before() -> None:
     async with fake_model(kind=CrashingActor) as (compiled, compiler):
         await compiled.run({"x": 0})
         compiler.computes.shut()
         answers: dict[int, Any] = {}
-
-        async def one(x: int) -> None:
-            try:
-                answers[x] = await compiled.run({"x": x})
-            except ActorStopped as error:
-                answers[x] = error
-
+        one = partial(answered, compiled, answers)
         async with anyio.create_task_group() as group:
             group.start_soon(one, 1)
             await compiler.computes.wait_came(2)
@@ -197,13 +200,7 @@ async def test_draining_in_the_middle_of_a_restart_answers_what_came_since() -> 
     async with fake_model(kind=CrashingActor) as (compiled, compiler):
         compiler.computes.shut()
         answers: dict[int, Any] = {}
-
-        async def one(x: int) -> None:
-            try:
-                answers[x] = await compiled.run({"x": x})
-            except ActorStopped as error:
-                answers[x] = error
-
+        one = partial(answered, compiled, answers)
         async with anyio.create_task_group() as group:
             group.start_soon(one, 1)
             await compiler.computes.wait_came(1)
