@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from transmuter_async.actors.nearby import Neighbour
 from transmuter_async.actors.reply import Reply
 from transmuter_async.bridge import Loop
 
@@ -59,6 +61,7 @@ class Threads:
         self._running = 0
         self._closed = False
         self._ended = anyio.Event()
+        self._neighbour = Neighbour() if limit == 1 else None  # several are there to use several cores
 
     @property
     def unfinished(self) -> int:
@@ -76,6 +79,8 @@ class Threads:
         self._unfinished += 1
         if self._unfinished > len(self._threads) and len(self._threads) < self.limit:
             self._start()
+        elif self._neighbour is not None and self._unfinished == 1:
+            self._neighbour.follow(self._threads[0])
         self._queue.put((work, arguments, done))
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -117,16 +122,19 @@ class Threads:
         self._loop.post(self._thread_ended)
 
     def _work(self) -> None:
-        post, finish = self._loop.post, self._finish
+        post, finish, neighbour = self._loop.post, self._finish, self._neighbour
         while True:
             item = self._queue.get()
             if item is None:
                 return
+            began = time.perf_counter_ns()
             work, arguments, done = item
             try:
                 result, error = work(*arguments), None
             except BaseException as caught:  # handed to whoever asked, whatever it is
                 result, error = None, caught
+            if neighbour is not None:
+                neighbour.took(time.perf_counter_ns() - began)
             if not post(finish, done, result, error):
                 return  # the loop has ended without a word; nobody is left to work for
             del item, work, arguments, done, result, error  # an idle thread keeps no array alive
