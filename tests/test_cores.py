@@ -116,6 +116,68 @@ def test_programs_on_disk_are_for_one_number_of_threads(tmp_path: Path) -> None:
     assert [child(count, cache_dir=tmp_path)["disk"] for count in (1, 2, 1)] == ["miss", "miss", "hit"]
 
 
+WHO_RUNS = """
+import json, os, sys, threading
+from pathlib import Path
+
+import jax
+import numpy as np
+from onnx import TensorProto, helper
+
+import transmuter_async as tm
+
+if sys.argv[1] == "used before":
+    jax.local_devices()
+nodes = [helper.make_node("MatMul", ["x", "x"], ["y"])]
+info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [600, 600]) for name in "xy"]
+model = helper.make_model(helper.make_graph(nodes, "square", info[:1], info[1:]), opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+x = np.eye(600, dtype=np.float32)
+found = {"right": bool((tm.run_sync(model, {"x": x})["y"] == x).all())}
+
+def worked():
+    \"\"\"Nanoseconds on a processor: of this thread, and of all others.\"\"\"
+    here, others = 0, 0
+    for task in Path("/proc/self/task").iterdir():
+        took = int((task / "schedstat").read_text().split()[0])
+        if int(task.name) == threading.get_native_id():
+            here += took
+        else:
+            others += took
+    return here, others
+
+# Products that are too small to be cut into parts, and too large for XLA to take them for nothing.
+wave = jax.jit(lambda x: jax.lax.fori_loop(0, 400, lambda i, x: x @ x, x)).lower(x[:100, :100]).compile()
+given = jax.block_until_ready(jax.device_put(x[:100, :100]))
+wave(given).block_until_ready()
+here, others = worked()
+for _ in range(20):
+    wave(given).block_until_ready()
+found["here"], found["others"] = (after - before for after, before in zip(worked(), (here, others)))
+found["configuration"] = jax.config.values["jax_cpu_enable_async_dispatch"]
+print(json.dumps(found))
+"""
+
+
+@linux
+@pytest.mark.parametrize(
+    ("before", "environment", "by_callers"),
+    [("nothing", {}, True), ("used before", {}, False), ("nothing", {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "true"}, False)],
+    ids=["started here", "started by others", "as the environment says"],
+)
+def test_a_client_that_is_made_here_runs_programs_in_the_thread_that_calls(
+    before: str, environment: dict[str, str], by_callers: bool
+) -> None:
+    done = subprocess.run(  # noqa: PLW1510 - the output tells more than the code
+        [sys.executable, "-c", WHO_RUNS, before], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["right"]
+    assert found["configuration"] is True
+    assert (found["here"] > 4 * found["others"]) is by_callers, found
+    assert (found["others"] > 4 * found["here"]) is not by_callers, found
+
+
 @linux
 async def test_a_client_that_runs_is_not_changed() -> None:
     await anyio.to_thread.run_sync(jax.local_devices)

@@ -239,6 +239,48 @@ def test_what_lies_between_convolutions(tail):
     assert "channels last" in check(made, inputs, some=True)
 
 
+@pytest.mark.parametrize(("opset", "training"), [(7, None), (10, None), (12, None), (18, None), (18, False)])
+def test_a_dropout_that_drops_nothing_keeps_the_chain(opset, training):
+    extra = [] if training is None else ["ratio", "training"]
+    nodes = [
+        node("Conv", ["x", "v"], ["a"], pads=[1, 1, 1, 1]),
+        node("Dropout", ["a", *extra], ["b", "mask"], name="drop"),
+        node("Conv", ["b", "w"], ["y"], name="last"),
+    ]
+    weights = {"v": random(8, 3, 3, 3, seed=1), "w": random(6, 8, 1, 1, seed=2)}
+    if training is not None:
+        weights |= {"ratio": np.float32(0.25), "training": np.bool_(training)}
+    mask = "bool" if opset >= 10 else "float"
+    made = proto(nodes, ["x:float[2,3,9,10]"], ["y:float[...]", f"mask:{mask}[2,8,9,10]"], weights, opset=opset)
+    session = Session(made, lowerings=ALL)
+    inputs = {"x": random(2, 3, 9, 10, seed=3)}
+    got, want = session(inputs), by_onnxruntime(made, inputs)
+    assert got["mask"].all()
+    if opset < 12:  # what a mask is when nothing is dropped is said since then; onnxruntime has zeros
+        del got["mask"], want["mask"]
+    assert_same(got, want, rtol=1e-4, atol=2e-5)
+    [segment] = session.cache.segments()
+    found = {name for name, _, lowering in segment.lowerings if lowering == "channels last"}
+    assert {"drop", "last"} <= found
+
+
+def test_a_dropout_that_trains_draws_where_the_graph_says():
+    weights = {"v": random(8, 3, 3, 3, seed=1), "ratio": np.float32(0.5), "training": np.bool_(True)}
+    nodes = [
+        node("Conv", ["x", "v"], ["a"], pads=[1, 1, 1, 1]),
+        node("Dropout", ["a", "ratio", "training"], ["b", "mask"], seed=7),
+        node("Relu", ["b"], ["y"]),
+    ]
+    outputs = ["y:float[...]", "mask:bool[2,8,9,10]", "a:float[2,8,9,10]"]
+    made = proto(nodes, ["x:float[2,3,9,10]"], outputs, weights, opset=18)
+    inputs = {"x": random(2, 3, 9, 10, seed=3)}
+    y, mask, a = (Session(made, lowerings=ALL)(inputs)[name] for name in ("y", "mask", "a"))
+    plain = Session(made, lowerings=())(inputs)
+    np.testing.assert_array_equal(mask, plain["mask"])
+    assert 0.3 < mask.mean() < 0.7
+    np.testing.assert_allclose(y, np.where(mask, np.maximum(a, 0) * 2, 0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
 def test_pooling_of_plain_values(name):
     nodes = [node(name, ["x"], ["y"], kernel_shape=[3, 2], strides=[1, 2], pads=[1, 0, 0, 1])]

@@ -1,8 +1,12 @@
-"""How many threads compute on the CPU: those of XLA's client, and ours that compile.
+"""Which threads compute on the CPU: those of XLA's client, ours that call it, and ours that compile.
 
 XLA's CPU client is one for the process, and so is its pool of threads. It is made when jax is first used for anything, with
 a thread for each core that the process may use, or as many as the environment variable `NPROC` says. Nothing changes it
 later: not the options of a program (`xla_cpu_multi_thread_eigen` has no effect in jaxlib 0.10), not another `NPROC`.
+
+Likewise decided when it is made is who runs a program: a thread of the client's own (as jax asks for by default, so that its
+caller can go on), or the caller itself. Our callers are threads that have nothing else to do than to wait for the result, so a
+client that is made for us is one of the second kind.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from pathlib import Path
 
 import jax
 
+from transmuter_async.compiler.settings import run_by_callers
 from transmuter_async.errors import MisuseError
 
 __all__ = ["cores", "pool_size", "start_client"]
@@ -37,15 +42,22 @@ def pool_size() -> int:
     return (_count() if _TASKS.is_dir() else 0) or cores()
 
 
-def start_client(threads: int) -> None:
-    """Have jax compute with so many threads on the CPU. Starts jax's clients: for a thread.
+def start_client(threads: int | None = None) -> None:
+    """Start jax's clients, if nothing has yet: for a thread.
+
+    The one of the CPU then runs a program in the thread that calls it, unless `JAX_CPU_ENABLE_ASYNC_DISPATCH` is set in the
+    environment. jax's configuration stays as it was.
 
     Args:
-        threads: Of the pool; at least 1.
+        threads: That compute on the CPU, at least 1; None for as many as XLA takes.
 
     Raises:
         MisuseError: The client runs already, with another number of threads; or how many there are can't be seen here.
     """
+    if threads is None:
+        with _turn, run_by_callers():
+            jax.local_devices()
+        return
     if not _TASKS.is_dir():
         raise MisuseError(
             f"threads={threads} can only be kept where /proc tells a process its threads, on Linux; leave it out, and start the "
@@ -57,7 +69,8 @@ def start_client(threads: int) -> None:
             before = os.environ.get("NPROC")
             os.environ["NPROC"] = str(threads)
             try:
-                jax.local_devices(backend="cpu")
+                with run_by_callers():
+                    jax.local_devices(backend="cpu")
             except RuntimeError as error:
                 raise MisuseError(
                     f"threads={threads} are those of programs on the CPU, and jax has none here: {error}; leave it out, or add cpu to "

@@ -116,8 +116,7 @@ def place(
     Raises:
         MisuseError: There are not as many devices, or threads, or they can't work on one batch together.
     """
-    if threads is not None:
-        start_client(threads)
+    start_client(threads)
     known = tuple(jax.local_devices()) if devices is None else devices
     if not known:
         raise MisuseError("devices=() leaves no device to compute on; leave it out for jax's own")

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from transmuter_async.compiler.common import share_weights
+from transmuter_async.compiler.cores import start_client
 from transmuter_async.compiler.execute import Execution
 from transmuter_async.compiler.inputs import PlainInputs, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
@@ -178,6 +179,7 @@ def prepare(
     model: Model, options: Options, *, device: jax.Device | None = None, placement: Placement | None = None
 ) -> Prepared:
     """Make a model ready: see `prepare_graph` for what is done and raised. Without a device or placement: jax's first one."""
+    start_client()
     model = replace(model, graph=share_weights(model.graph))
     graph = share_weights(prepare_graph(model, options))
     if placement is None:

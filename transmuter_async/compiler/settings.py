@@ -4,16 +4,23 @@ Many of jax's settings reach into whatever is traced or called on the same threa
 transfer guard, `disable_jit`, the NaN checks, the default device. `pinned` sets each to what the meaning of an ONNX graph
 needs, for this thread, and puts the application's back. It is entered in worker threads and inside `apply` only, never
 around an `await`: another task of the same thread would see it.
+
+`run_by_callers` is about jax's client for the CPU: what it is told when it is made, if it is made for us. jax has no other way
+to say it than its configuration, which is as before when the client is there.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import jax
 
-__all__ = ["inlined", "pinned"]
+__all__ = ["inlined", "pinned", "run_by_callers"]
+
+_ASYNC_DISPATCH = "jax_cpu_enable_async_dispatch"
 
 
 @contextmanager
@@ -58,3 +65,22 @@ def inlined(on: bool = True) -> Iterator[None]:
     """
     with jax.disable_jit(on):
         yield
+
+
+@contextmanager
+def run_by_callers() -> Iterator[None]:
+    """A client of the CPU that is made in here runs programs in the thread that calls them, not in one of its own.
+
+    Our callers have nothing else to do than to wait, and handing a program over costs 60 µs where cores have to be woken. Does
+    nothing where `JAX_CPU_ENABLE_ASYNC_DISPATCH` is set in the environment, nor to a client that is there already.
+    """
+    configuration = cast("Any", jax.config)  # its methods have no types
+    before = configuration.values.get(_ASYNC_DISPATCH)
+    if before is None or _ASYNC_DISPATCH.upper() in os.environ:
+        yield
+        return
+    configuration.update(_ASYNC_DISPATCH, False)
+    try:
+        yield
+    finally:
+        configuration.update(_ASYNC_DISPATCH, before)

@@ -208,6 +208,21 @@ def _batch_normalization(call: _Call) -> tuple[Any, ...] | None:
     return (ChannelsLast(narrow(y, x.dtype)),)
 
 
+@_rule("Dropout")
+def _dropout(call: _Call) -> tuple[Any, ...] | None:
+    """Where nothing is dropped; what is drawn lies as the graph has it."""
+    training = call.value(2)
+    if "is_test" in call.definition.attributes:  # before version 7
+        drops = not call.defaulted("is_test")
+    else:
+        drops = training is not None and (not isinstance(training, np.ndarray) or bool(training.any()))
+    held = call.values[0]
+    if drops or not isinstance(held, ChannelsLast):
+        return None
+    _, *mask = call.invoke([held.array, *call.values[1:]])
+    return (held, *(ones.reshape(held.shape) for ones in mask))
+
+
 # --- windows --------------------------------------------------------------------------------------------------------------
 
 
