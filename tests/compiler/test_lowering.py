@@ -119,6 +119,27 @@ def test_convolutions_of_sequences(w, group, geometry):
     assert "channels last" in check(made, inputs)
 
 
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {},
+        {"strides": [2, 1, 2], "pads": [1, 0, 1, 2, 1, 0]},
+        {"dilations": [2, 1, 2], "pads": [2, 1, 2, 2, 1, 2]},
+        {"auto_pad": "SAME_UPPER", "strides": [3, 2, 2]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (2, 1, 1), (1, 3, 2)])
+def test_convolutions_in_space(kernel, geometry):
+    made, inputs = chain((6, 8, *kernel), x=(2, 3, 7, 6, 9), **geometry)
+    assert "depth in channels" in check(made, inputs, some=True)
+
+
+def test_gradients_of_convolutions_in_space():
+    made, inputs = chain((6, 8, 3, 2, 3), x=(2, 3, 5, 6, 4), strides=[2, 1, 1], pads=[1, 0, 1, 0, 1, 1])
+    assert_same_gradients(made, inputs)
+
+
 def test_unit_axes_in_a_chain():
     made, inputs = chain((6, 8, 1, 3), 1, x=(2, 3, 1, 20))
     weights = {i.name: i for i in made.graph.initializer}
@@ -447,9 +468,12 @@ def test_a_break_inside_of_a_chain():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_the_plain_form(kind):
-    """By every weight and by the input, against the plain form's own, which other tests hold to differences."""
     w, group = KINDS[kind]
-    made, inputs = chain(w, group, strides=[2, 2], pads=[1, 1, 1, 1])
+    assert_same_gradients(*chain(w, group, strides=[2, 2], pads=[1, 1, 1, 1]))
+
+
+def assert_same_gradients(made, inputs):
+    """By every weight and by the input, against the plain form's own, which other tests hold to differences."""
     model = read_model(made, known=known)
 
     def gradients(**options):

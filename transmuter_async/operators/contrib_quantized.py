@@ -82,9 +82,11 @@ def _product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
 
 
 @operator("DynamicQuantizeMatMul", since_version=1, domain=MICROSOFT)
-def dynamic_quantize_mat_mul_1(A: Any, B: Any, b_scale: Any, b_zero_point: Any = None, bias: Any = None, /) -> Any:
+def dynamic_quantize_mat_mul_1(
+    A: Any, B: Any, b_scale: Any, b_zero_point: Any = None, bias: Any = None, /, *, context: Context
+) -> Any:
     """`A`, quantised to uint8 by the range of all its values, times an 8-bit matrix."""
-    quantised, scale, zero = dynamic_quantize_linear_11(A)
+    quantised, scale, zero = dynamic_quantize_linear_11(A, context=context)
     y = _product(quantised, B, zero, b_zero_point).astype(np.float32) * (scale * _column(b_scale))
     return y if bias is None else y + bias
 

@@ -118,7 +118,21 @@ def channels_first(x: Any, weights: Any, w: Windows, group: int, context: Contex
         unfolded = isolate(jnp.concatenate([part.reshape(batch, channels, -1) for _, part in taps(padded, w)], axis=1))
         flat = jnp.moveaxis(weights.reshape(filters, channels, places), 2, 1).reshape(filters, -1)
         return jnp.matmul(flat, unfolded).reshape(batch, filters, *w.outputs)
+    if group == 1 and rank == 3 and places > 1 and context.lowers("depth in channels"):
+        return _depth_in_channels(x, weights, w)
     return plain(x, weights, w, group, x.dtype)
+
+
+def _depth_in_channels(x: Any, weights: Any, w: Windows) -> Any:
+    """A 3-D convolution as one in 2-D: what meets the kernel along the depth lies beside each other as channels."""
+    batch, channels = x.shape[:2]
+    filters, depth = weights.shape[0], w.kernel[0]
+    along, across = (Windows(*(getattr(w, name)[part] for name in Windows.__slots__)) for part in (slice(1), slice(1, 3)))
+    padded = pad_spatial(jnp.moveaxis(x, 1, -1), along.low, high_padding(along), first=1)
+    layers = jnp.concatenate([part for _, part in taps(padded, along, first=1)], axis=-1)
+    flat = weights.transpose(3, 4, 2, 1, 0).reshape(*across.kernel, depth * channels, filters)
+    y = _own_channels_last(layers.reshape(-1, *across.sizes, depth * channels), flat, across, 1)
+    return jnp.moveaxis(y.reshape(batch, *w.outputs, filters), -1, 1)
 
 
 # --- channels last ------------------------------------------------------------------------------------------------------

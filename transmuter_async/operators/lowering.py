@@ -23,6 +23,7 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "pointwise product": "a convolution of one element as a matrix product",
         "unit axes": "spatial axes of size one are dropped",
         "unfolded": "a convolution as one product of its unfolded input",
+        "depth in channels": "a 3-D convolution as one in 2-D, with what lies behind each other as channels",
         "space to depth": "the first, strided convolution of an image takes blocks of pixels as channels",
         "block diagonal": "a grouped convolution as a few dense ones of neighbouring groups",
         "separable": "a pooling goes axis by axis, by shifted slices",

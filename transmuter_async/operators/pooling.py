@@ -13,6 +13,7 @@ from jax import lax
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.numeric import is_float, narrow, safe_root, spatial, widen
 from transmuter_async.operators.registry import is_host, operator, xp
+from transmuter_async.operators.rows import row_extreme
 from transmuter_async.operators.windows import Windows, isolate, pad_spatial, separable, taps, windows
 
 
@@ -156,10 +157,11 @@ def _max_with_indices(x: Any, w: Windows, storage_order: int) -> tuple[Any, Any]
 
 
 @operator("GlobalMaxPool", since_version=1)
-def global_max_pool_1(X: Any, /) -> Any:
+def global_max_pool_1(X: Any, /, *, context: Context) -> Any:
     """The greatest element of each channel, the lowest value of the dtype where there is none."""
-    axes = tuple(range(2, X.ndim))
-    return xp(X).asarray(xp(X).max(X, axis=axes, keepdims=True, initial=_lowest(X.dtype)))
+    rows = X.reshape(*X.shape[:2], math.prod(X.shape[2:]))
+    highest = row_extreme(rows, context, largest=True, initial=_lowest(X.dtype))
+    return highest.reshape(*X.shape[:2], *(1,) * (X.ndim - 2))
 
 
 @operator("MaxUnpool", since_version=9, static=("output_shape",))

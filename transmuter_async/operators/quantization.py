@@ -23,6 +23,7 @@ from transmuter_async.operators.context import Context
 from transmuter_async.operators.convolution import convolve
 from transmuter_async.operators.numeric import widen
 from transmuter_async.operators.registry import is_host, operator, xp
+from transmuter_async.operators.rows import row_extreme
 from transmuter_async.operators.windows import windows
 
 __all__ = ["dequantize", "integer_product", "quantize", "requantize", "shifted"]
@@ -240,15 +241,16 @@ def dequantize_linear_10(x, x_scale, x_zero_point=None, /, *, context: Context):
 
 
 @operator("DynamicQuantizeLinear", since_version=11)
-def dynamic_quantize_linear_11(x, /):
+def dynamic_quantize_linear_11(x, /, *, context: Context):
     """Quantise to uint8 with the scale and zero point that the values ask for; 0 is always exact.
 
     Where every value is 0, or there is none, the scale is 1 (onnxruntime's rule; the formula would divide 0 by 0).
     """
     module = xp(x)
     zero = np.zeros((), x.dtype)
-    high = module.max(x, initial=zero)
-    low = module.min(x, initial=zero)
+    row = x.reshape(1, -1)
+    high = module.maximum(row_extreme(row, context, largest=True, initial=zero).reshape(()), zero)
+    low = module.minimum(row_extreme(row, context, largest=False, initial=zero).reshape(()), zero)
     scale = _divide(high - low, x.dtype.type(255))
     scale = module.where(high == low, x.dtype.type(1), scale)
     zero_point = module.round(module.clip(_divide(-low, scale), x.dtype.type(0), x.dtype.type(255)))
