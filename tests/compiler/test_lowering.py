@@ -400,6 +400,22 @@ def test_integer_products_with_known_weights_are_exact(rows, zero):
         np.testing.assert_array_equal(found, x.astype(np.int32) @ shifted)
 
 
+@pytest.mark.parametrize("channels", [3, 64, 1200])  # one product, two halves, float64
+@pytest.mark.parametrize("zero", [None, np.int8(-100), np.array([-128, 0, 127, 5], np.int8)], ids=["none", "one", "each"])
+def test_integer_convolutions_with_known_weights_are_exact(channels, zero):
+    rng = np.random.default_rng(0)
+    w = rng.integers(100, 128, (4, channels, 3, 3)).astype(np.int8)
+    x = rng.integers(250, 256, (2, channels, 3, 4)).astype(np.uint8)
+    weights = {"w": w, "none": np.uint8(3)} | ({} if zero is None else {"zero": zero})
+    nodes = [node("ConvInteger", ["x", "w", "none", *([] if zero is None else ["zero"])], ["y"])]
+    made = proto(nodes, [f"x:uint8[{dims(x.shape)}]"], ["y:int32[...]"], weights)
+    less = w.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(-1, *(1,) * (3 * zero.ndim)))
+    parts = [np.einsum("nchw,mchw->nm", x[..., at : at + 3].astype(np.int64) - 3, less) for at in (0, 1)]
+    want = np.stack(parts, axis=-1)[:, :, None]
+    for _, session in forms(made):
+        np.testing.assert_array_equal(session({"x": x})["y"], want)
+
+
 def test_weights_of_branches_are_folded():
     """What a branch computes from weights alone, its own and those around it, is computed once, on the host."""
     own, around = random(60, 300, seed=1), random(300, 300, seed=2)

@@ -22,6 +22,7 @@ from transmuter_async.operators.cast import convert
 from transmuter_async.operators.context import Context
 from transmuter_async.operators.convolution import convolve
 from transmuter_async.operators.numeric import widen
+from transmuter_async.operators.recipes import RECIPES
 from transmuter_async.operators.registry import is_host, operator, xp
 from transmuter_async.operators.rows import row_extreme
 from transmuter_async.operators.windows import windows
@@ -381,29 +382,30 @@ def _integer_convolution(
         )
     if x_zero_point is not None:
         x_zero_point = scalar_input(x_zero_point, "x_zero_point", context)
-    if w_zero_point is not None:
-        spread = (1,) * (w.ndim - 1)
-        w_zero_point = w_zero_point.reshape(()) if w_zero_point.size == 1 else w_zero_point.reshape(-1, *spread)
     data, x_limit = shifted(x, x_zero_point)
-    weights, w_limit = shifted(w, w_zero_point)
-    places = windows(data.shape, weights.shape[2:], **attributes)
+    places = windows(data.shape, w.shape[2:], **attributes)
+    terms = math.prod(w.shape[1:])
+    if is_host(w, w_zero_point):
+        known = RECIPES["integer filters"](w, w_zero_point)
+        largest = int(np.abs(known).sum(axis=tuple(range(1, w.ndim)), dtype=np.float64).max(initial=0))
+        weights = known if is_host(data) else context.prepared((w, w_zero_point), "integer filters")
+    else:
+        symmetric = w_zero_point is None or (is_host(w_zero_point) and not np.any(w_zero_point))
+        largest = terms * (128 if symmetric and w.dtype == np.int8 else 255)
+        weights = RECIPES["integer filters"](w, w_zero_point)
 
     def run(part: Any, kind: Any) -> Any:
         return convolve(data.astype(kind), part.astype(kind), places, group, context).astype(np.int32)
 
     if is_host(data, weights):
         return run(weights, np.float64)
-    terms = math.prod(weights.shape[1:])
-    largest = terms * w_limit
-    if is_host(weights) and weights.size:
-        largest = int(np.abs(weights.astype(np.int32)).sum(axis=tuple(range(1, weights.ndim))).max())
     if largest * x_limit < _EXACT:
         return run(weights, np.float32)
-    whole = weights.astype(np.int32)
     if terms * 16 * x_limit < _EXACT:
         # Two convolutions, of the high and the low half of each weight, are exact where one is not.
+        whole = weights.astype(np.int32)
         return run(whole >> np.int32(4), np.float32) * np.int32(16) + run(whole & np.int32(15), np.float32)
-    return run(whole, np.float64)
+    return run(weights, np.float64)
 
 
 @operator("ConvInteger", since_version=10)

@@ -23,6 +23,7 @@ PREPARED_INPUTS: frozenset[tuple[str, str, str]] = frozenset(
         *(("com.microsoft", "DynamicQuantizeLSTM", name) for name in ("W", "R", "W_zero_point", "R_zero_point")),
         ("", "MatMulInteger", "B"),
         ("", "MatMulInteger", "b_zero_point"),
+        *(("", name, weight) for name in ("ConvInteger", "QLinearConv") for weight in ("w", "w_zero_point")),
     }
 )
 """Inputs, as (domain, operator, name), that a definition takes with `Context.prepared` itself where they are weights."""
@@ -83,6 +84,15 @@ def _less_zero_point(weights: Any, zero: Any, narrow: int) -> Any:
     return whole.astype(jnp.bfloat16 if narrow else np.float32)
 
 
+def _integer_filters(weights: Any, zero: Any) -> Any:
+    """8-bit filters, (M, C / group, *kernel), less a zero point for all or each of them, as float32 integers."""
+    whole = weights.astype(np.int32)
+    if zero is not None:
+        each = zero.reshape(()) if zero.size == 1 else zero.reshape(-1, *(1,) * (weights.ndim - 1))
+        whole = whole - each.astype(np.int32)
+    return whole.astype(np.float32)
+
+
 def _deviation(scale: Any, var: Any, epsilon: float) -> Any:
     """What BatchNormalization multiplies the centred channels by."""
     wide = widen(var)
@@ -111,6 +121,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "filters last": _filters_last,
         "gates of inputs": _gates_of_inputs,
         "gates of state": _gates_of_state,
+        "integer filters": _integer_filters,
         "less origins": _less_origins,
         "less zero point": _less_zero_point,
         "n bits": columns_of_n_bits,
@@ -126,7 +137,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 GROWING = frozenset(
     {
-        *("less origins", "less zero point", "n bits"),
+        *("integer filters", "less origins", "less zero point", "n bits"),
         *("wide same", "wide transposed", "wide channels last 3", "wide channels last 4"),
     }
 )
