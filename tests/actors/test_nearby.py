@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from transmuter_async.actors.threads import Threads
 from transmuter_async.bridge import current_loop
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="one core, or no affinities of threads here"
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="one core, or no affinities of threads here"
 )
 
 
@@ -37,7 +38,7 @@ def length(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 async def test_short_work_comes_to_the_loop_and_longer_work_is_free_again(length: Callable[[bool], None]) -> None:
-    threads = Threads(current_loop(), "near", 1)
+    threads = Threads(current_loop(), "near", 1, near=True)
     try:
         length(True)
         assert await works(threads, IN_A_ROW) == allowed(), "too early"
@@ -57,7 +58,7 @@ async def test_short_work_comes_to_the_loop_and_longer_work_is_free_again(length
 
 async def test_the_thread_follows_the_loop(length: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = sorted(allowed())[:2]
-    threads = Threads(current_loop(), "follows", 1)
+    threads = Threads(current_loop(), "follows", 1, near=True)
     try:
         length(True)
         monkeypatch.setattr(nearby, "_current_core", lambda: first)
@@ -72,7 +73,18 @@ async def test_the_thread_follows_the_loop(length: Callable[[bool], None], monke
 
 
 async def test_several_threads_are_there_to_use_several_cores(length: Callable[[bool], None]) -> None:
-    threads = Threads(current_loop(), "wide", 2)
+    threads = Threads(current_loop(), "wide", 2, near=True)
+    try:
+        length(True)
+        assert await works(threads, IN_A_ROW * 3) == allowed()
+    finally:
+        threads.close()
+        await threads.wait_ended()
+
+
+async def test_other_threads_keep_their_cores(length: Callable[[bool], None]) -> None:
+    """They may start threads, which would be bound, too."""
+    threads = Threads(current_loop(), "free", 1)
     try:
         length(True)
         assert await works(threads, IN_A_ROW * 3) == allowed()
@@ -85,7 +97,7 @@ async def test_a_core_that_is_taken_away_harms_nobody(
     length: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nearby, "_current_core", lambda: 10**6)
-    threads = Threads(current_loop(), "gone", 1)
+    threads = Threads(current_loop(), "gone", 1, near=True)
     try:
         length(True)
         assert await works(threads, IN_A_ROW + 3) == allowed()

@@ -29,7 +29,7 @@ ONLY = {
     "packed sort": ("TopK", "NonMax"),
     "small angles": ("Sin", "Cos"),
     "row product": ("Reduce", "Softmax", "Norm", "Mean"),
-    "row lanes": ("Reduce", "Softmax", "Arg"),
+    "row lanes": ("Reduce", "Softmax", "Arg", "GlobalMax", "Dynamic"),
 }
 """Parts of the names of operators that take a lowering; those of convolutions are not here, they go with all."""
 
@@ -133,6 +133,43 @@ def test_convolutions_of_sequences(w, group, geometry):
 def test_convolutions_in_space(kernel, geometry):
     made, inputs = chain((6, 8, *kernel), x=(2, 3, 7, 6, 9), **geometry)
     assert "depth in channels" in check(made, inputs, some=True)
+    session = Session(made, lowerings=ALL)
+    session(inputs)
+    [segment] = session.cache.segments()
+    assert {name for name, _, form in segment.lowerings if form == "depth in channels"} == {"start", "wanted"}
+
+
+def test_a_deep_kernel_does_not_multiply_its_input():
+    made, inputs = chain((6, 8, 8, 1, 1), x=(1, 3, 9, 4, 4))
+    session = Session(made, lowerings=ALL)
+    assert_same(session(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=2e-5)
+    [segment] = session.cache.segments()
+    assert {name for name, _, form in segment.lowerings if form == "depth in channels"} == {"start"}
+
+
+@pytest.mark.parametrize("size", [63, 64, 83, 160])
+@pytest.mark.parametrize("special", ["none", "last", "nan", "low"])
+def test_extremes_in_lanes(size, special):
+    """A remainder of sixteen, the extreme in it, NaN, and nothing but the lowest."""
+    x = random(2, 3, 1, size, seed=size)
+    if special == "last":
+        x[..., -1] = 50
+    if special == "nan":
+        x[1, 2, 0, size // 2] = np.nan
+    if special == "low":
+        x[0, 1] = -np.inf
+    for operator, outputs in (("GlobalMaxPool", ["y"]), ("DynamicQuantizeLinear", ["y", "scale", "zero"])):
+        if operator == "DynamicQuantizeLinear" and special in ("nan", "low"):
+            continue  # what is quantised is finite
+        kinds = ["y:float[...]"] if len(outputs) == 1 else ["y:uint8[...]", "scale:float[]", "zero:uint8[]"]
+        made = proto([node(operator, ["x"], outputs)], [f"x:float[{dims(x.shape)}]"], kinds)
+        want = by_onnxruntime(made, {"x": x})
+        if special == "nan":
+            want["y"][1, 2] = np.nan  # onnxruntime passes it over; numpy and the reductions of the standard do not
+        if special == "low":
+            want["y"][0, 1] = -np.inf  # and starts from the lowest finite number
+        for _, session in forms(made):
+            assert_same(session({"x": x}), want, rtol=1e-6, atol=0)
 
 
 def test_gradients_of_convolutions_in_space():
@@ -400,7 +437,7 @@ def test_integer_products_with_known_weights_are_exact(rows, zero):
         np.testing.assert_array_equal(found, x.astype(np.int32) @ shifted)
 
 
-@pytest.mark.parametrize("channels", [3, 64, 1200])  # one product, two halves, float64
+@pytest.mark.parametrize("channels", [3, 70, 1200])  # one convolution, two halves, float64
 @pytest.mark.parametrize("zero", [None, np.int8(-100), np.array([-128, 0, 127, 5], np.int8)], ids=["none", "one", "each"])
 def test_integer_convolutions_with_known_weights_are_exact(channels, zero):
     rng = np.random.default_rng(0)

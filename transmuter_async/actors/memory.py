@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from transmuter_async.actors.model import ModelActor
+from transmuter_async.compiler import start_client
 from transmuter_async.errors import ActorStopped
 from transmuter_async.telemetry import Telemetry
 
@@ -85,6 +86,7 @@ async def bytes_held(actors: Iterable[ModelActor]) -> dict[jax.Device, int]:
 
 def read_memory(devices: tuple[jax.Device, ...] | None, ours: Mapping[jax.Device, int]) -> tuple[DeviceMemory, ...]:
     """Memory of each device as the platform tells it, else what is ours. May wait for the device: for a thread."""
+    start_client()
     found = []
     for device in tuple(jax.local_devices()) if devices is None else devices:
         stats: Mapping[str, Any] | None = device.memory_stats()

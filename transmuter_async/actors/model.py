@@ -528,7 +528,7 @@ class ModelActor(Actor):
         self._compile_threads.limit += self._tunes  # the one that tunes, so that no compile waits for it
         self._advance = work.advance_listening if self.prepared.options.nonfinite == "warn" else work.advance
         self._run_threads = Threads(
-            self.loop, f"{self.name}-run", self.max_concurrency, crashed=self.crash, around=self._around
+            self.loop, f"{self.name}-run", self.max_concurrency, crashed=self.crash, around=self._around, near=True
         )
         if self._specs is not None and not self.restarts and self.prepared.options.compiler != "eager":
             await ahead.compile_signature(self, self._specs, keep=True)

@@ -6,7 +6,8 @@ submitted, and free as soon as the loop waits for the answer; the answer needs i
 has been short for a while, and only such a one, follows its loop from core to core, by its affinity. Measured on two virtual
 cores, a call of three nodes takes 100 µs instead of 170, and 100 callers at once get 12,000 answers a second instead of 6,000.
 
-Work that is longer gives the thread all its cores back: there one wake more or less does not count, and other cores do.
+Work that is longer gives the thread all its cores back when it ends: there one wake more or less does not count, and other cores
+do. So one long work after many short ones is done on the loop's core, where the system lets the loop go first, or moves it.
 Only Linux has affinities for single threads; elsewhere nothing happens.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +30,7 @@ IN_A_ROW = 16
 
 
 def _finder() -> Callable[[], int] | None:
-    if not hasattr(os, "sched_setaffinity"):
+    if sys.platform != "linux":
         return None
     try:
         find = ctypes.PyDLL(None).sched_getcpu  # of the C library: os has none; `PyDLL` keeps the interpreter's lock
@@ -49,9 +51,9 @@ class Neighbour:
     __slots__ = ("_core", "_cores", "_short")
 
     def __init__(self) -> None:
-        self._short = 0  # work in a row that was
-        self._core: int | None = None  # that the thread is bound to
-        self._cores: set[int] = set()  # where it may be else
+        self._short = 0  # how many works in a row were short
+        self._core: int | None = None  # the core that the thread is bound to
+        self._cores: set[int] = set()  # the cores that it had before
 
     def took(self, nanoseconds: int) -> None:
         """The thread's last work took so long. In the thread, before the loop hears of the end."""

@@ -39,6 +39,8 @@ class Threads:
         limit: Threads at most.
         crashed: Told, on the loop, when `done` of some work raised: the owner's own code failed.
         around: Makes the context that each thread lives in, from its first work to its last.
+        near: With a limit of one, that thread stays near the loop while its work is short, see `nearby`. Only for threads that
+            start no others: these would have its cores.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Threads:
         *,
         crashed: Callable[[BaseException], None] | None = None,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        near: bool = False,
     ) -> None:
         self.limit = limit
         self._around = around
@@ -61,7 +64,7 @@ class Threads:
         self._running = 0
         self._closed = False
         self._ended = anyio.Event()
-        self._neighbour = Neighbour() if limit == 1 else None  # several are there to use several cores
+        self._neighbour = Neighbour() if near and limit == 1 else None  # several are there to use several cores
 
     @property
     def unfinished(self) -> int:

@@ -15,7 +15,7 @@ from transmuter_async.compiler.autotune import TuneJob
 from transmuter_async.compiler.axes import Mixes
 from transmuter_async.compiler.batching import Batching, Cut, Plan, Proof, padding_value, plan_batching
 from transmuter_async.compiler.cache import CacheStatistics, PositionStatistics, ProgramStatistics, SegmentCache
-from transmuter_async.compiler.cores import cores
+from transmuter_async.compiler.cores import cores, start_client
 from transmuter_async.compiler.execute import Execution, Finished, Missing
 from transmuter_async.compiler.explain import Break, Explanation, Timings, TunedRow, explain
 from transmuter_async.compiler.facts import (
@@ -107,6 +107,7 @@ __all__ = [
     "prepare",
     "replicate",
     "scout",
+    "start_client",
     "take_inputs",
     "to_jax",
     "unobserved",

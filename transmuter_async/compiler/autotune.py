@@ -12,6 +12,7 @@ Time is bounded: no candidate is begun that would, by what the last one took, en
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,7 +30,6 @@ from transmuter_async.compiler.stored import Stored
 from transmuter_async.compiler.tuning import Trial, Tuning, Variant
 from transmuter_async.errors import TransmuterError
 from transmuter_async.graph import Node
-from transmuter_async.operators import DEFAULT_FUSIONS, FUSIONS
 
 __all__ = ["BUDGET", "TuneJob"]
 
@@ -184,15 +184,15 @@ class _Search:
         return dataclasses.replace(built, segment=dataclasses.replace(built.segment, tuning=tuning))
 
     def _fusions(self, default: Variant, base: Built) -> Iterator[Variant]:
-        """On a CPU each set, the empty one first: where it makes no other program, none of them does."""
+        """On a CPU each set that makes another program: a set differs from the next by what the graph may not have."""
         if self.job.job.prepared.platform != "cpu":
             return
         yield dataclasses.replace(default, fusions="none")
-        if self._trials[-1].out == SAME:
-            return
-        for name in FUSIONS:
-            if name not in (DEFAULT_FUSIONS, "none"):
-                yield dataclasses.replace(default, fusions=name)
+        if self._trials[-1].out != SAME:  # there are products
+            yield dataclasses.replace(default, fusions="products and convolutions")
+            if self._trials[-1].out == SAME:  # and no convolutions
+                return
+        yield dataclasses.replace(default, fusions="convolutions")
 
     def _attempt(
         self, variant: Variant, name: str, base: Built, calls: Sequence[tuple[Any, ...]], wanted: Sequence[Any]
@@ -259,8 +259,12 @@ def _unlike(found: Segment, base: Segment) -> str | None:
     return None
 
 
+_PLACES = re.compile(r", metadata=\{[^}]*\}|^(?:\d.*|FileNames|FunctionNames|FileLocations|StackFrames)$", re.MULTILINE)
+
+
 def _text(segment: Segment) -> str:
-    return str(unwrapped(segment.program).as_text())
+    """The program without where in Python each of its operations comes from, which differs from trace to trace."""
+    return "\n".join(filter(None, _PLACES.sub("", str(unwrapped(segment.program).as_text())).splitlines()))
 
 
 def _difference(found: Any, want: Any) -> str | None:

@@ -28,13 +28,15 @@ _POOL = "tf_XLAEigen"
 """What XLA names the threads of the pool in which programs compute, the first 15 characters of it."""
 
 _turn = threading.Lock()
+_started = False
 
 
 def cores() -> int:
     """Cores that this process may use: `NPROC` where it is set, as XLA takes it, else what the system allows."""
     with suppress(KeyError, ValueError):
         return max(1, int(os.environ["NPROC"]))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Those of the main thread: the one that asks may be bound to one of them.
+    return len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pool_size() -> int:
@@ -45,7 +47,7 @@ def pool_size() -> int:
 def start_client(threads: int | None = None) -> None:
     """Start jax's clients, if nothing has yet: for a thread.
 
-    The one of the CPU then runs a program in the thread that calls it, unless `JAX_CPU_ENABLE_ASYNC_DISPATCH` is set in the
+    The one of the CPU then runs a program in the thread that calls it, unless `JAX_CPU_ENABLE_ASYNC_DISPATCH` is true in the
     environment. jax's configuration stays as it was.
 
     Args:
@@ -54,9 +56,12 @@ def start_client(threads: int | None = None) -> None:
     Raises:
         MisuseError: The client runs already, with another number of threads; or how many there are can't be seen here.
     """
+    global _started
     if threads is None:
-        with _turn, run_by_callers():
-            jax.local_devices()
+        if not _started:
+            with _turn, run_by_callers():
+                jax.local_devices()
+            _started = True
         return
     if not _TASKS.is_dir():
         raise MisuseError(

@@ -21,6 +21,7 @@ import jax
 __all__ = ["inlined", "pinned", "run_by_callers"]
 
 _ASYNC_DISPATCH = "jax_cpu_enable_async_dispatch"
+_TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})  # as jax reads its other variables
 
 
 @contextmanager
@@ -72,11 +73,12 @@ def run_by_callers() -> Iterator[None]:
     """A client of the CPU that is made in here runs programs in the thread that calls them, not in one of its own.
 
     Our callers have nothing else to do than to wait, and handing a program over costs 60 µs where cores have to be woken. Does
-    nothing where `JAX_CPU_ENABLE_ASYNC_DISPATCH` is set in the environment, nor to a client that is there already.
+    nothing to a client that is there already, nor where `JAX_CPU_ENABLE_ASYNC_DISPATCH` is true in the environment: jax names
+    its setting so, but reads only its configuration, where "on" can't be told from "not set".
     """
     configuration = cast("Any", jax.config)  # its methods have no types
     before = configuration.values.get(_ASYNC_DISPATCH)
-    if before is None or _ASYNC_DISPATCH.upper() in os.environ:
+    if before is None or os.environ.get(_ASYNC_DISPATCH.upper(), "").lower() in _TRUE:
         yield
         return
     configuration.update(_ASYNC_DISPATCH, False)

@@ -21,6 +21,8 @@ _UNROLLED = 128
 _BLOCK = 32
 # Fewer elements than this in one row of a kernel are too few for XLA's convolution.
 _SHORT_ROW = 12
+# Layers of a kernel that are laid beside each other: the input is held as many times.
+_DEEP = 7
 # With at most this many outputs XLA's convolution is slower than a product of the unfolded input.
 _SMALL_MAP = 100
 
@@ -118,7 +120,7 @@ def channels_first(x: Any, weights: Any, w: Windows, group: int, context: Contex
         unfolded = isolate(jnp.concatenate([part.reshape(batch, channels, -1) for _, part in taps(padded, w)], axis=1))
         flat = jnp.moveaxis(weights.reshape(filters, channels, places), 2, 1).reshape(filters, -1)
         return jnp.matmul(flat, unfolded).reshape(batch, filters, *w.outputs)
-    if group == 1 and rank == 3 and places > 1 and context.lowers("depth in channels"):
+    if group == 1 and rank == 3 and places > 1 and w.kernel[0] <= _DEEP and context.lowers("depth in channels"):
         return _depth_in_channels(x, weights, w)
     return plain(x, weights, w, group, x.dtype)
 
@@ -128,7 +130,7 @@ def _depth_in_channels(x: Any, weights: Any, w: Windows) -> Any:
     batch, channels = x.shape[:2]
     filters, depth = weights.shape[0], w.kernel[0]
     along, across = (Windows(*(getattr(w, name)[part] for name in Windows.__slots__)) for part in (slice(1), slice(1, 3)))
-    padded = pad_spatial(jnp.moveaxis(x, 1, -1), along.low, high_padding(along), first=1)
+    padded = isolate(pad_spatial(jnp.moveaxis(x, 1, -1), along.low, high_padding(along), first=1))
     layers = jnp.concatenate([part for _, part in taps(padded, along, first=1)], axis=-1)
     flat = weights.transpose(3, 4, 2, 1, 0).reshape(*across.kernel, depth * channels, filters)
     y = _own_channels_last(layers.reshape(-1, *across.sizes, depth * channels), flat, across, 1)

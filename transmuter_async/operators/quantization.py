@@ -382,6 +382,10 @@ def _integer_convolution(
         )
     if x_zero_point is not None:
         x_zero_point = scalar_input(x_zero_point, "x_zero_point", context)
+    if w_zero_point is not None and w_zero_point.size not in (1, w.shape[0]):
+        raise context.error(
+            f"w_zero_point has {w_zero_point.size} elements; give one for all of w, or one for each of its {w.shape[0]} filters"
+        )
     data, x_limit = shifted(x, x_zero_point)
     places = windows(data.shape, w.shape[2:], **attributes)
     terms = math.prod(w.shape[1:])
