@@ -12,7 +12,7 @@ from onnx import helper
 from tests.compiler.support import Session, assert_same, by_onnxruntime, graph, node, proto
 from transmuter_async.compiler import Options, SegmentReady, explain, to_jax
 from transmuter_async.graph import read_model
-from transmuter_async.operators import LOWERINGS, known, lowerings_for
+from transmuter_async.operators import LOWERINGS, known, lowering, lowerings_for
 
 ALL = tuple(LOWERINGS)
 
@@ -26,6 +26,7 @@ def dims(shape):
 
 
 ONLY = {
+    "8-bit product": ("MatMulInteger",),
     "packed sort": ("TopK", "NonMax"),
     "small angles": ("Sin", "Cos"),
     "row product": ("Reduce", "Softmax", "Norm", "Mean"),
@@ -481,8 +482,47 @@ def test_weights_of_branches_are_folded():
         assert list(body.initializers) == ["both"]
 
 
-def test_chosen_by_platform_and_by_optimize():
+@pytest.mark.parametrize("shape", [(1, 300), (2, 300), (4, 8, 300), (33, 300)], ids=str)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("zero", ["none", "one", "rows"])
+def test_products_of_8_bits_are_exact(shape, dtype, zero):
+    rng = np.random.default_rng(0)
+    info = np.iinfo(dtype)
+    x = rng.integers(info.min, info.max, shape, endpoint=True).astype(dtype)
+    w = rng.integers(-128, 127, (300, 40), endpoint=True).astype(np.int8)
+    x[..., 0, :], w[:, :2] = info.max, np.array([-128, 127], np.int8)
+    if zero == "rows" and len(shape) > 2:
+        shape = (shape[0] * shape[1], shape[2])  # onnxruntime and the text of the standard agree on matrices only
+        x = x.reshape(shape)
+    zeros = {"none": None, "one": np.array(info.max, dtype), "rows": rng.integers(info.min, info.max, shape[0]).astype(dtype)}[zero]
+    kind = np.dtype(dtype).name
+    made = proto(
+        [node("MatMulInteger", ["x", "w", *([] if zeros is None else ["zero"])], ["y"])],
+        [f"x:{kind}[{dims(shape)}]", *([] if zeros is None else [f"zero:{kind}[{dims(zeros.shape)}]"])],
+        ["y:int32[...]"],
+        {"w": w},
+    )
+    inputs = {"x": x} | ({} if zeros is None else {"zero": zeros})
+    less = 0 if zeros is None else zeros.astype(np.int64).reshape(-1, 1) if zeros.ndim else zeros.astype(np.int64)
+    want = (x.astype(np.int64) - less) @ w.astype(np.int64)
+    for chosen in ((), ("8-bit product",)):
+        session = Session(made, lowerings=chosen)
+        np.testing.assert_array_equal(session(inputs)["y"], want)
+        [segment] = session.cache.segments()
+        few = 2 <= int(np.prod(shape[:-1])) <= 32
+        assert bool(segment.lowerings) is (few and bool(chosen))
+
+
+def test_some_need_instructions_of_the_processor(monkeypatch):
+    monkeypatch.setattr(lowering, "instructions", lambda: frozenset({"avx2", "avx_vnni"}))
     assert lowerings_for("cpu") == frozenset(LOWERINGS)
+    monkeypatch.setattr(lowering, "instructions", lambda: frozenset({"avx2"}))
+    assert lowerings_for("cpu") == frozenset(LOWERINGS) - {"8-bit product"}
+    assert lowerings_for("cpu", forced=["8-bit product"]) == {"8-bit product"}
+
+
+def test_chosen_by_platform_and_by_optimize():
+    assert lowerings_for("cpu") >= frozenset(LOWERINGS) - {"8-bit product"}
     assert lowerings_for("gpu") == lowerings_for("tpu") == lowerings_for("cpu", optimize=False) == frozenset()
     assert lowerings_for("gpu", forced=["unit axes"]) == {"unit axes"}
     with pytest.raises(ValueError, match=r"'winograd'.*are no lowerings"):

@@ -11,7 +11,9 @@ The gains are in docs/lowering.md, with what was tried and lost.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 __all__ = ["LOWERINGS", "lowerings_for"]
@@ -30,11 +32,25 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "overlapping products": "a transposed convolution in groups as one product, whose parts are added where they overlap",
         "packed sort": "a sort by 32-bit keys as one of 64-bit integers, with the positions in the lower half",
         "small angles": "sine and cosine as polynomials where no angle is huge",
+        "8-bit product": "a product of few rows with an 8-bit weight as one of 8-bit integers",
         "row lanes": "an extreme along rows, also that of a Softmax, as sixteen beside each other",
         "row product": "a sum or mean along rows as a product with a constant vector",
     }
 )
 """What each lowering does, by name. All of them are for CPUs."""
+
+_INSTRUCTIONS: Mapping[str, frozenset[str]] = MappingProxyType({"8-bit product": frozenset({"avx512_vnni", "avx_vnni"})})
+"""Lowerings that only gain where the processor has one of these, by the names of Linux."""
+
+
+@functools.cache
+def instructions() -> frozenset[str]:
+    """What the processor can do, as /proc/cpuinfo names it; nothing where the system does not tell. Reads a file once."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def lowerings_for(platform: str, *, optimize: bool = True, forced: Iterable[str] | None = None) -> frozenset[str]:
@@ -43,7 +59,7 @@ def lowerings_for(platform: str, *, optimize: bool = True, forced: Iterable[str]
     Args:
         platform: "cpu", "gpu" or "tpu", where the program will run.
         optimize: Off, every operator takes its plain form.
-        forced: These instead, whatever the platform; for tests and measurements.
+        forced: These instead, whatever the platform and its processor; for tests and measurements.
 
     Raises:
         ValueError: `forced` names one that there is not.
@@ -53,4 +69,7 @@ def lowerings_for(platform: str, *, optimize: bool = True, forced: Iterable[str]
         if strangers := sorted(chosen - LOWERINGS.keys()):
             raise ValueError(f"{strangers} are no lowerings; there are {', '.join(LOWERINGS)}")
         return chosen
-    return frozenset(LOWERINGS) if platform == "cpu" and optimize else frozenset()
+    if platform != "cpu" or not optimize:
+        return frozenset()
+    missing = {name for name, needed in _INSTRUCTIONS.items() if not needed & instructions()}
+    return frozenset(LOWERINGS) - missing

@@ -34,6 +34,8 @@ _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 _EXACT = 1 << 24
 # With fewer rows a product with bfloat16 is slower than one with float32.
 _FEW_ROWS = 16
+# With so many rows at least and at most, one of 8-bit integers is faster than both, where there are instructions for it.
+_ROWS_OF_8_BITS = (2, 32)
 
 
 # --- QuantizeLinear ---------------------------------------------------------------------------------------------------
@@ -323,6 +325,25 @@ def _product_with_weights(a: Any, b: Any, a_limit: int, b_zero_point: Any, conte
     return total
 
 
+def _stays_8_bit(a: Any, b: Any, b_zero_point: Any) -> bool:
+    """Whether a factor of few rows meets a known int8 weight without zero point."""
+    if is_host(a) or not is_host(b, b_zero_point) or b.ndim != 2 or b.dtype != np.int8 or not b.size or np.any(b_zero_point):
+        return False
+    fewest, most = _ROWS_OF_8_BITS
+    return a.ndim >= 2 and a.shape[-1] == b.shape[0] and fewest <= math.prod(a.shape[:-1]) <= most
+
+
+def _product_of_8_bits(a: Any, b: Any, zero_point: Any, context: Context) -> Any:
+    """`(a - zero_point) @ b` as `a @ b - zero_point * sum(b)`, all in integers; uint8 is moved to int8 first."""
+    moved = a.dtype == np.uint8
+    signed = lax.bitcast_convert_type(a ^ np.uint8(128), jnp.int8) if moved else a
+    total = jnp.matmul(signed, context.prepared(b, "same"), preferred_element_type=jnp.int32)
+    if zero_point is None and not moved:
+        return total
+    origin = np.int32(128 if moved else 0) - (np.int32(0) if zero_point is None else zero_point.astype(np.int32))
+    return total + origin * context.prepared(b, "column sums")
+
+
 def _by_row(parameter: Any) -> Any:
     """A zero point or scale of the left factor: scalar, one for each row, or shaped already."""
     if parameter is None or parameter.ndim != 1:
@@ -338,6 +359,8 @@ def _by_column(parameter: Any) -> Any:
 @operator("MatMulInteger", since_version=10)
 def mat_mul_integer_10(A, B, a_zero_point=None, b_zero_point=None, /, *, context: Context):
     """`(A - a_zero_point) @ (B - b_zero_point)`, exact, int32; zero points for all, for each row of A or column of B."""
+    if _stays_8_bit(A, B, b_zero_point) and context.lowers("8-bit product"):
+        return _product_of_8_bits(A, B, _by_row(a_zero_point), context)
     a, a_limit = shifted(A, _by_row(a_zero_point))
     if is_host(B, b_zero_point) and not is_host(A) and B.ndim == 2:
         return _product_with_weights(a, B, a_limit, b_zero_point, context)

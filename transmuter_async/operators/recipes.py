@@ -93,6 +93,11 @@ def _integer_filters(weights: Any, zero: Any) -> Any:
     return whole.astype(np.float32)
 
 
+def _column_sums(weights: Any) -> Any:
+    """Of integers, (K, N), as int32."""
+    return weights.sum(axis=0, dtype=np.int32)
+
+
 def _deviation(scale: Any, var: Any, epsilon: float) -> Any:
     """What BatchNormalization multiplies the centred channels by."""
     wide = widen(var)
@@ -117,6 +122,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "same": _same,
         "transposed": _transposed,
         "block of groups": _block_of_groups,
+        "column sums": _column_sums,
         "deviation": _deviation,
         "filters last": _filters_last,
         "gates of inputs": _gates_of_inputs,
