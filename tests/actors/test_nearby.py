@@ -72,19 +72,9 @@ async def test_the_thread_follows_the_loop(length: Callable[[bool], None], monke
         await threads.wait_ended()
 
 
-async def test_several_threads_are_there_to_use_several_cores(length: Callable[[bool], None]) -> None:
-    threads = Threads(current_loop(), "wide", 2, near=True)
-    try:
-        length(True)
-        assert await works(threads, IN_A_ROW * 3) == allowed()
-    finally:
-        threads.close()
-        await threads.wait_ended()
-
-
-async def test_other_threads_keep_their_cores(length: Callable[[bool], None]) -> None:
-    """They may start threads, which would be bound, too."""
-    threads = Threads(current_loop(), "free", 1)
+@pytest.mark.parametrize(("limit", "near"), [(2, True), (1, False)], ids=["several are there to use several", "may start others"])
+async def test_other_threads_keep_their_cores(length: Callable[[bool], None], limit: int, near: bool) -> None:
+    threads = Threads(current_loop(), "free", limit, near=near)
     try:
         length(True)
         assert await works(threads, IN_A_ROW * 3) == allowed()
