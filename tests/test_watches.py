@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -15,11 +18,16 @@ from tests.conftest import STEP_LIMIT, STEPS
 
 
 @pytest.fixture
-def longest() -> Iterator[Callable[[], float]]:
-    """The longest step so far; what these tests burn on purpose is forgotten at their end."""
+def longest() -> Callable[[], float]:
+    """Takes the longest step so far: what these tests burn on purpose is forgotten then."""
+
+    def take() -> float:
+        found = STEPS.longest
+        STEPS.reset()
+        return found
+
     STEPS.reset()
-    yield lambda: STEPS.longest
-    STEPS.reset()
+    return take
 
 
 def burn(seconds: float) -> None:
@@ -68,3 +76,46 @@ def test_garbage_collection_and_other_threads_are_not_counted(longest: Callable[
 
     trio.run(main)
     assert longest() < STEP_LIMIT
+
+
+BURNING = """
+import anyio, pytest
+from tests.test_watches import STEP_LIMIT, STEPS, burn
+
+trio_only = pytest.mark.parametrize("anyio_backend", [("trio", {"instruments": [STEPS]})], ids=["trio"])
+RUNS = []
+
+@trio_only
+async def test_once():
+    RUNS.append("once")
+    burn(1.5 * STEP_LIMIT if RUNS.count("once") == 1 else 0)
+    await anyio.lowlevel.checkpoint()
+
+@trio_only
+async def test_each_time():
+    RUNS.append("each")
+    burn(1.5 * STEP_LIMIT)
+    await anyio.lowlevel.checkpoint()
+
+def test_anything_else():
+    RUNS.append("else")
+    assert RUNS.count("else") == 2
+
+def test_runs():
+    assert [RUNS.count(name) for name in ("once", "each", "else")] == [2, 2, 1]
+"""
+
+
+def test_a_step_that_was_long_by_chance_fails_no_test_and_nothing_else_runs_twice(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    file = tmp_path / "test_burning.py"
+    file.write_text(BURNING)
+    options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-c", str(pytestconfig.inipath), "--rootdir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *options, str(file)],
+        cwd=pytestconfig.rootpath, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert "2 failed, 2 passed, 2 rerun" in done.stdout, done.stdout + done.stderr
+    assert "test_burning.py::test_each_time[trio] - Failed: a step of" in done.stdout
+    assert "test_burning.py::test_anything_else - Assert" in done.stdout

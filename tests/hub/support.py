@@ -48,10 +48,16 @@ class World:
 
     @asynccontextmanager
     async def client(
-        self, *, verify: Any = "once", concurrency: int = 8, sleep: Any = None, **changes: Any
+        self,
+        *,
+        verify: Any = "once",
+        concurrency: int = 8,
+        sleep: Any = None,
+        bus: Telemetry | None = None,
+        **changes: Any,
     ) -> AsyncIterator[HubClient]:
         """A client; what it tells is in `events` afterwards."""
-        bus = Telemetry()
+        bus = bus or Telemetry()
         async with bus.subscribe("transmuter.hub", buffer=100_000) as subscription:
             environment = self.environment(**changes)
             try:

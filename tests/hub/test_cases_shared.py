@@ -115,7 +115,8 @@ async def test_34_a_waiter_takes_over_when_the_leader_fails(world: World) -> Non
         await wait_for(lambda: len(world.fake.asked("info")) == 3)
         world.fake.release()
     assert len([each for each in outcomes if isinstance(each, dict)]) == 2
-    assert [each[0] for each in world.told()] == ["info", "info", "info", *["dl!", "dl", "hit"]]
+    # The last may ask for its facts while the first fails already.
+    assert sorted(each[0] for each in world.told()) == ["dl", "dl!", "hit", "info", "info", "info"]
 
 
 async def test_35_where_locks_do_nothing_both_download(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 
+import anyio
 import pytest
 
 from tests.hub.fake_hub import Fault, Lfs, git_sha1, sha256
-from tests.hub.support import TOKEN, World
+from tests.hub.support import TOKEN, World, wait_for
 from transmuter_async.hub import (
     ChecksumError,
     FileTooLargeError,
@@ -17,6 +17,7 @@ from transmuter_async.hub import (
     HubConsistencyError,
     HubHTTPError,
 )
+from transmuter_async.telemetry import Telemetry
 
 LARGE = bytes(range(256)) * 4096 * 3  # 3 MiB: several batches
 SMALL = b"ordinary" * 100
@@ -235,16 +236,20 @@ async def test_31_a_gated_file_ends_the_load(world: World) -> None:
     world.fake.fault("resolve", "p", gated)
     world.fake.fault("cdn", "slow", Fault(stall=1000))
 
-    def let_go() -> None:
-        while "cdn slow" not in world.fake.asked():
-            threading.Event().wait(0.005)
+    async def let_go() -> None:
+        await stored.receive()
+        await wait_for(lambda: "cdn slow" in world.fake.asked())
         world.fake.release()
 
-    thread = threading.Thread(target=let_go)
-    thread.start()
-    with pytest.raises(GatedRepoError, match=f"request access at {world.fake.endpoint}/org/m"):
-        await world.load()
-    thread.join()
+    bus = Telemetry()
+    async with (
+        bus.subscribe("transmuter.hub.download.stop") as stored,
+        world.client(bus=bus) as hub,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(let_go)
+        with pytest.raises(GatedRepoError, match=f"request access at {world.fake.endpoint}/org/m"):
+            await hub.download("org/m")
     told = world.told()
     assert told[0] == ("info", "fetched")
     assert told[1:] == [("dl", "a", 4), ("dl!", "p", "GatedRepoError"), ("dl!", "slow", "cancelled")]
