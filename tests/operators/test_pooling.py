@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tests.compiler.support import Session, assert_same, by_onnxruntime, node, proto
 from tests.operators.gradients import check_gradient
 from tests.operators.oracle import compare, host_outputs
+from transmuter_async.operators.windows import separable, view, windows
 
 SHAPES = [((2, 3, 10), [3]), ((1, 2, 7, 9), [3, 2]), ((1, 2, 5, 6, 7), [2, 3, 2])]
 GEOMETRIES = [
@@ -165,3 +168,29 @@ def test_an_input_smaller_than_the_window_is_answered_as_onnxruntime_does(op, ke
 def model_of(op, kernel, strides, pads):
     pool = node(op, ["x"], ["y"], kernel_shape=kernel, strides=strides, pads=pads)
     return proto([pool], ["x:float[a,b,c,d]"], ["y:float[e,f,g,h]"])
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_axis_after_axis_gives_what_all_at_once_gives(rank, last):
+    """Also where a tap meets data in no window, and where strides leave elements over."""
+    draw = np.random.default_rng(rank)
+    for _ in range(25):
+        kernel, strides, dilations = (tuple(int(n) for n in draw.integers(1, high, rank)) for high in (5, 4, 4))
+        extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        low, high = ([int(draw.integers(0, e)) for e in extents] for _ in range(2))
+        sizes = [int(draw.integers(max(1, e - a - b), e + 7)) for e, a, b in zip(extents, low, high, strict=True)]
+        w = windows((2, 3, *sizes), kernel, strides=strides, dilations=dilations, pads=[*low, *high], auto_pad="")
+        x = random(2, 3, *sizes)
+        around = [(0, 0), (0, 0), *zip(low, high, strict=True)]
+        for combine, fill, reduced in ((jnp.maximum, -np.inf, np.max), (jnp.add, 0, np.sum)):
+            axes = tuple(range(-rank, 0))
+            expected = reduced(view(np.pad(x, around, constant_values=fill), w), axis=axes)
+            given = np.moveaxis(x, 1, -1) if last else x
+            found = jax.jit(lambda x, w=w, c=combine, f=fill: separable(x, w, c, f, first=1 if last else 2))(given)
+            on_host = separable(
+                given, w, {jnp.maximum: np.maximum, jnp.add: np.add}[combine], fill, first=1 if last else 2
+            )
+            for each in (found, on_host):
+                each = np.moveaxis(np.asarray(each), -1, 1) if last else each
+                np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-5, err_msg=str(w))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -175,20 +176,40 @@ def separable(x: Any, w: Windows, combine: Callable[[Any, Any], Any], fill: Any 
         first: The first spatial axis.
     """
     result = x
-    for axis, (k, d, s, out) in enumerate(zip(w.kernel, w.dilations, w.strides, w.outputs, strict=True)):
-        low, high = ([n if i == axis else 0 for i, n in enumerate(ends)] for ends in (w.low, w.reach))
-        padded = pad_spatial(result, low, high, fill, first=first)
-        if k == 1 and s == 1 and padded.shape[first + axis] == out:
-            result = padded
+    for axis, (k, s, out) in enumerate(zip(w.kernel, w.strides, w.outputs, strict=True)):
+        if k == 1 and s == 1 and w.low[axis] == 0 and x.shape[first + axis] == out:
             continue
-        source = isolate(padded)
-        before = (slice(None),) * (first + axis)
-        result = None
-        for tap in range(k):
-            start = tap * d
-            part = source[(*before, slice(start, start + (out - 1) * s + 1 if out else start, s))]
-            result = part if result is None else combine(result, part)
+        # In the outermost axis whole rows are missing: XLA joins such padding with the steps, and nothing is copied for it.
+        # In another one it would ask at each element.
+        outermost = axis == 0 and first + 1 < x.ndim
+        result = (_steps_at_edges if outermost else _steps_of_padded)(result, w, axis, combine, fill, first)
     return result
+
+
+def _steps_of_padded(x: Any, w: Windows, axis: int, combine: Callable[[Any, Any], Any], fill: Any, first: int) -> Any:
+    """One axis reduced: every tap is a part of the padded input."""
+    low, high = ([n if i == axis else 0 for i, n in enumerate(ends)] for ends in (w.low, w.reach))
+    source = isolate(pad_spatial(x, low, high, fill, first=first))
+    before = (slice(None),) * (first + axis)
+    out, s = w.outputs[axis], w.strides[axis]
+    starts = (tap * w.dilations[axis] for tap in range(w.kernel[axis]))
+    return reduce(combine, (source[(*before, slice(at, at + (out - 1) * s + 1 if out else at, s))] for at in starts))
+
+
+def _steps_at_edges(x: Any, w: Windows, axis: int, combine: Callable[[Any, Any], Any], fill: Any, first: int) -> Any:
+    """One axis reduced: every tap is a part of the input, with `fill` for the windows in which it meets nothing."""
+    source = isolate(x)
+    before = (slice(None),) * (first + axis)
+    out, s, size = w.outputs[axis], w.strides[axis], w.sizes[axis]
+    parts = []
+    for tap in range(w.kernel[axis]):
+        at = tap * w.dilations[axis] - w.low[axis]
+        begin = min(out, max(0, -(at // s)))  # the first window whose tap is not before the input
+        end = max(begin, min(out, (size - 1 - at) // s + 1))  # and the first after it whose tap is behind
+        part = source[(*before, slice(at + begin * s, at + (end - 1) * s + 1, s) if end > begin else slice(0, 0))]
+        low, high = ([0] * axis + [n] for n in (begin, out - end))
+        parts.append(pad_spatial(part, low, high, fill, first=first))
+    return reduce(combine, parts)
 
 
 def view(padded: np.ndarray, w: Windows) -> np.ndarray:
