@@ -81,6 +81,8 @@ KINDS = {
     "depthwise, two filters": ((16, 1, 3, 3), 8),
     "thin groups": ((8, 2, 3, 3), 4),
     "thin groups of one element": ((12, 2, 1, 1), 4),
+    "thick groups of one element": ((6, 20, 1, 1), 2),
+    "depthwise of one element, two filters": ((8, 1, 1, 1), 4),
     "groups": ((12, 12, 3, 3), 2),
     "thick groups": ((8, 40, 3, 3), 2),
     "large depthwise": ((4, 1, 5, 5), 4),
@@ -101,6 +103,18 @@ def test_convolutions_in_a_chain(kind, geometry):
     w, group = KINDS[kind]
     made, inputs = chain(w, group, **geometry)
     assert "channels last" in check(made, inputs, some=True)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "one element" in kind])
+def test_convolutions_of_one_element_in_plain_values(kind, geometry):
+    w, group = KINDS[kind]
+    nodes = [node("Conv", ["x", "w"], ["y"], group=group, **geometry)]
+    shape = (2, w[1] * group, 9, 10)
+    made = proto(nodes, [f"x:float[{dims(shape)}]"], ["y:float[...]"], {"w": random(*w, seed=1)})
+    taken = check(made, {"x": random(*shape, seed=3)})
+    padded = geometry.get("pads", [0])[0] or geometry.get("pads", [0, 0])[1]
+    assert ("pointwise product" in taken) == (w[1] > 1 and not padded)
 
 
 @pytest.mark.slow  # together they are in the chains above

@@ -98,9 +98,12 @@ def channels_first(x: Any, weights: Any, w: Windows, group: int, context: Contex
         lower = channels_first(lead, weights.reshape(*weights.shape[:2], *thin.kernel), thin, group, context)
         return lower.reshape(*lower.shape[:2], *w.outputs)
     places = math.prod(w.kernel)
-    if group == 1 and places == 1 and not any(w.low) and context.lowers("pointwise product"):
+    pointwise = places == 1 and not any(w.low) and (group == 1 or per_group > 1)
+    if pointwise and context.lowers("pointwise product"):
         _, x = next(taps(pad_spatial(x, w.low, high_padding(w)), w))
-        mixed = jnp.matmul(weights.reshape(filters, channels), x.reshape(batch, channels, -1))
+        lead = () if group == 1 else (group,)
+        each = weights.reshape(*lead, filters // group, per_group)
+        mixed = jnp.matmul(each, x.reshape(batch, *lead, per_group, -1))
         return mixed.reshape(batch, filters, *w.outputs)
     if group > 1 and per_group <= 8 and places * per_group <= _UNROLLED and context.lowers("shifted taps"):
         padded = isolate(pad_spatial(x, w.low, high_padding(w)))
