@@ -37,7 +37,7 @@ from transmuter_async.actors import (
     tell_memory,
 )
 from transmuter_async.bridge import Loop, current_loop
-from transmuter_async.compiler import Batching, Options, Spec, check_devices, check_together, place
+from transmuter_async.compiler import Batching, Options, Spec, check_count, check_devices, check_together, place
 from transmuter_async.errors import ActorStopped, InputError, InvalidModel, MisuseError
 from transmuter_async.graph import Model, Source, external_locations
 from transmuter_async.hub import (
@@ -89,6 +89,10 @@ class Runtime:
         threads: Threads in which programs compute on the CPU, and programs that are compiled at once. The process has one such
             pool, made when jax is first used, so the first model must be compiled before anything else uses jax; else `compile`
             raises. See the page on speed. None: one for each core, or what `NPROC` in the environment says.
+
+    Raises:
+        TypeError: `threads` is no whole number.
+        ValueError: A number below what makes sense, or an unknown `precision`.
     """
 
     def __init__(
@@ -103,8 +107,8 @@ class Runtime:
     ) -> None:
         if memory_limit is not None and memory_limit < 0:
             raise ValueError(f"memory_limit={memory_limit} is negative")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads={threads} must be at least 1")
+        if threads is not None:
+            check_count("threads", threads)
         Options(precision=precision)  # refuses a wrong word now
         self.telemetry: Telemetry = Telemetry() if telemetry is None else telemetry
         self._owns_telemetry = telemetry is None

@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for each in chosen:
         results.append(_apart(each))
         _print(results[-1])
-        shown = shlex.join(["python", "-m", "tests.benchmarks", *(a for a in arguments if not a.endswith(".json"))])
+        flags = [f"--{flag}" for flag in ("check", "quick") if getattr(options, flag)]  # where it was written is of no matter
+        shown = shlex.join(["python", "-m", "tests.benchmarks", *options.names, *flags])
         run = {"command": shown, "machine": {**machine(), "load_at_start": began}, "benchmarks": results}
         if options.json is not None:  # after each: a run that is cut off has told what it found until then
             _write(options.json, report.summed(run))
@@ -102,6 +103,9 @@ def _compare(arguments: Sequence[str]) -> int:
     parser.add_argument("after", type=Path)
     parser.add_argument("--all", action="store_true", help="also what changed by less than a tenth")
     options = parser.parse_args(arguments)
+    for each in (options.before, options.after):
+        if not each.is_file():
+            parser.error(f"{each} is no file")
     runs = [json.loads(each.read_text("utf-8")) for each in (options.before, options.after)]
     print(report.difference(*runs, least=0.0 if options.all else 0.1))
     return 0

@@ -57,6 +57,9 @@ async def test_one_text_is_no_list_of_names() -> None:
         for option in ({"outputs": "y"}, {"static_inputs": "x"}):
             with pytest.raises(InputError, match="is one text; give a list of names"):
                 await runtime.compile(made, **option)  # type: ignore[arg-type]
+        for option in ({"donate": None}, {"static_inputs": None}, {"outputs": [1]}, {"donate": 3}):
+            with pytest.raises(InputError, match="is no list of names; leave it out, or give one"):
+                await runtime.compile(made, **option)  # type: ignore[arg-type]
 
 
 @pytest.mark.compiles_itself

@@ -78,6 +78,8 @@ def test_serve_stands_beside_direct_calls(capsys, tmp_path: Path, backend: str) 
     [
         (["--batch", "0,1"], "--batch 0,1: write numbers"),
         (["--batch-dim", "rows"], "no input has it; the inputs name ['batch']"),
+        (["--dim", "zz=3"], "--dim zz=3: no input has it; the inputs name ['batch']"),
+        (["--plot", "/no/such/folder/x.svg"], "there is no folder /no/such/folder"),
         (["--seconds", "0"], "must be positive"),
         (["--seconds", "nan"], "must be positive"),
         (["--serve", "--max-padded", "0"], "--max-padded must be positive"),

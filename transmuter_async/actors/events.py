@@ -187,6 +187,7 @@ class Observer:
         if isinstance(fact, DiskRejected):
             _log.warning("disk cache: file rejected, compiled again and replaced", reason=fact.reason, **self._facts)
         elif isinstance(fact, DiskFailed):
+            _log.warning("disk cache: a program could not be kept", reason=fact.reason, **self._facts)
             if self._telemetry.wants("transmuter.disk_cache.error"):
                 self._telemetry.emit(
                     "transmuter.disk_cache.error", {"count": 1}, {**self._facts, **self.where(), "reason": fact.reason}

@@ -165,6 +165,8 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
         raise InputError("--max-padded must be positive; leave it out for no bound")
     if options.tune and options.compiler == "eager":
         raise InputError("--tune measures programs, and --compiler eager has none; leave one of the two out")
+    if options.plot is not None and not await anyio.Path(options.plot.parent).is_dir():
+        raise InputError(f"--plot {options.plot}: there is no folder {options.plot.parent}; make it first")
     callers = numbers("--concurrency", options.concurrency)
     async with Runtime() as runtime:
         async with downloads(runtime.telemetry, output, f"loading {options.model}"):

@@ -46,7 +46,7 @@ async def execute(options: argparse.Namespace, output: Output) -> int:
     async with Runtime() as runtime:
         async with downloads(runtime.telemetry, output, f"loading {options.model}"):
             model = await runtime.load(options.model)
-        sizes = dims(options.dim)
+        sizes = dims(model, options.dim)
         static = tuple(options.static)
         with output.working("compiling"):
             if options.input or options.fill:

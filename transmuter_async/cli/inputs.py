@@ -54,13 +54,21 @@ def declared(value: Value) -> str:
     return f"{'any dtype' if kind.dtype is None else kind.dtype.name} {shape}"
 
 
-def dims(pairs: Sequence[str]) -> dict[str, int]:
-    """`--dim` options as sizes by name."""
+def dims(model: Model, pairs: Sequence[str]) -> dict[str, int]:
+    """`--dim` options as sizes by name.
+
+    Raises:
+        InputError: One can't be understood, or no input has a dimension of that name.
+    """
     sizes: dict[str, int] = {}
+    shapes = [value.type.shape for value in model.inputs if isinstance(value.type, TensorType) and value.type.shape]
+    names = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
     for pair in pairs:
         name, separator, text = pair.rpartition("=")
         if not separator or not text.isdecimal():
             raise InputError(f"--dim {pair}: write NAME=SIZE, as in --dim batch=4")
+        if name not in names:
+            raise InputError(f"--dim {pair}: no input has it; the inputs name {sorted(names) or 'no dimensions'}")
         sizes[name] = int(text)
     return sizes
 
@@ -130,7 +138,7 @@ def gather(model: Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
     """
     values = {value.name: value for value in model.inputs}
     optional = {name: Value(name) for name in model.graph.overridable}
-    sizes = dims(options.dim)
+    sizes = dims(model, options.dim)
     random = np.random.default_rng(options.seed)
     arrays: dict[str, np.ndarray] = {}
     for pair in options.input:

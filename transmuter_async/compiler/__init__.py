@@ -39,7 +39,7 @@ from transmuter_async.compiler.facts import (
 )
 from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
-from transmuter_async.compiler.options import Options, Spec, check_together
+from transmuter_async.compiler.options import Options, Spec, check_count, check_together
 from transmuter_async.compiler.placement import Placement, check_devices, place
 from transmuter_async.compiler.prepared import Prepared, prepare, replicate
 from transmuter_async.compiler.pure import to_jax
@@ -94,6 +94,7 @@ __all__ = [
     "TunedRow",
     "Tuning",
     "Why",
+    "check_count",
     "check_devices",
     "check_together",
     "cores",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from transmuter_async.compiler.batching import Batching
 from transmuter_async.errors import InputError, MisuseError
 from transmuter_async.graph import parse_dtype
 
-__all__ = ["Options", "Spec", "check_together"]
+__all__ = ["Options", "Spec", "check_count", "check_together"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -103,6 +103,7 @@ class Options:
             "precision": ("highest", "platform"),
             "float16": (None, "float16", "float32"),
             "sharding": (None, "batch"),
+            "autotune": (False, True),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -155,6 +156,19 @@ class Options:
         return None if self.sharding is None else f"sharding={self.sharding!r}"
 
 
+def check_count(option: str, count: object) -> None:
+    """Refuse a count that is no whole number of at least one.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is below one.
+    """
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise TypeError(f"{option}={count!r} is no whole number; give one of at least 1")
+    if count < 1:
+        raise ValueError(f"{option}={count} must be at least 1")
+
+
 def check_together(
     counts: Mapping[str, int], names: Mapping[str, Sequence[str] | None], *, cold: str, sharding: str | None
 ) -> None:
@@ -167,16 +181,20 @@ def check_together(
         sharding: As of `Options`.
 
     Raises:
+        TypeError: A count that is no whole number.
         ValueError: A count below one.
-        InputError: A text where a list of names is meant.
+        InputError: Something else where a list of names is meant.
         MisuseError: Options that exclude each other.
     """
     for option, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{option}={count} must be at least 1")
+        check_count(option, count)
     for option, given in names.items():
         if isinstance(given, str):
             raise InputError(f"{option}={given!r} is one text; give a list of names, [{given!r}]")
+        if given is None and option == "outputs":  # all of them
+            continue
+        if not isinstance(given, Collection) or not all(isinstance(name, str) for name in given):
+            raise InputError(f"{option}={given!r} is no list of names; leave it out, or give one")
     if counts["compile_after"] > 1 and cold == "compile":
         raise MisuseError(
             f'compile_after={counts["compile_after"]} has calls answered without a program: add cold="interpret"'
