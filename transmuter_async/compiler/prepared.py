@@ -14,6 +14,7 @@ from transmuter_async.compiler.cores import start_client
 from transmuter_async.compiler.execute import Execution
 from transmuter_async.compiler.inputs import PlainInputs, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
+from transmuter_async.compiler.layouts import lay_out, with_arrays
 from transmuter_async.compiler.options import Options, Spec
 from transmuter_async.compiler.placement import Placement, arrived, own_copies
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
@@ -184,6 +185,8 @@ def prepare(
     graph = share_weights(prepare_graph(model, options))
     if placement is None:
         placement = Placement((jax.local_devices()[0] if device is None else device,))
+    if options.optimize and placement.device.platform == "cpu" and (laid := lay_out(graph)):
+        model, graph = replace(model, graph=with_arrays(model.graph, laid)), with_arrays(graph, laid)
     return _made(model, options, graph, placement)
 
 

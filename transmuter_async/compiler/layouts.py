@@ -1,0 +1,126 @@
+"""Weights that lie in memory as programs on a CPU read them, so that there is one copy of each.
+
+    conv.weight (M, C, 3, 3)    is held as (3, 3, C, M), and the graph has the view of it that is (M, C, 3, 3)
+
+What a recipe of `operators.RECIPES` then makes of the weight is that memory itself. Shape and elements stay what they were for
+every other reader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from transmuter_async.compiler.common import one_of_equal
+from transmuter_async.graph import Graph, Node, aligned_empty, freeze
+from transmuter_async.operators import RECIPES
+
+__all__ = ["lay_out", "with_arrays"]
+
+LEAST = 1 << 16
+"""Bytes of a weight from which on it is worth it: smaller ones are copied in no time, and there may be thousands."""
+
+_WEIGHTS: Mapping[str, Mapping[int, str]] = MappingProxyType(
+    {
+        "Conv": {1: "filters last"},
+        "Gemm": {1: "transposed"},
+        **{name: {1: "gates of inputs", 2: "gates of state"} for name in ("GRU", "LSTM", "RNN")},
+    }
+)
+"""By operator and input: the recipe that its programs ask for, each a rearrangement of elements and nothing else."""
+
+_BACK: Mapping[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = MappingProxyType(
+    {
+        "filters last": lambda made, _: np.moveaxis(made, (-1, -2), (0, 1)),
+        "transposed": lambda made, _: made.T,
+        "gates of inputs": lambda made, shape: made.T.reshape(shape),
+        "gates of state": lambda made, _: made.swapaxes(1, 2),
+    }
+)
+"""The view of what a recipe made that has the weight's own shape."""
+
+
+def lay_out(graph: Graph) -> dict[int, np.ndarray]:
+    """By `id` of a weight: the same elements, in the layout that all of its readers ask for.
+
+    Left out are weights that a call may replace, narrow floats, which programs widen, and those that lie so already.
+
+    Args:
+        graph: Ready to be compiled; its arrays are read-only.
+    """
+    wanted: dict[int, set[str | None]] = {}
+    arrays: dict[int, np.ndarray] = {}
+    _collect(graph, {}, wanted, arrays)
+    found = {}
+    for number, recipes in wanted.items():
+        recipe, array = next(iter(recipes)), arrays[number]
+        if len(recipes) > 1 or recipe is None or array.nbytes < LEAST or array.dtype not in (np.float32, np.float64):
+            continue
+        made = RECIPES[recipe](array)
+        if made.flags.c_contiguous or array.flags.writeable:
+            continue
+        block = aligned_empty(math.prod(made.shape), array.dtype).reshape(made.shape)
+        block[...] = made
+        found[number] = one_of_equal(freeze(_BACK[recipe](freeze(block), array.shape)))
+    return found
+
+
+def with_arrays(graph: Graph, others: Mapping[int, np.ndarray]) -> Graph:
+    """The graph, bodies included, with other arrays for some of its initializers, named by `id`."""
+    nodes = []
+    for node in graph.nodes:
+        bodies = {name: with_arrays(body, others) for name, body in node.attributes.items() if isinstance(body, Graph)}
+        nodes.append(replace(node, attributes={**node.attributes, **bodies}) if bodies else node)
+    return replace(
+        graph,
+        nodes=tuple(nodes),
+        initializers={name: others.get(id(array), array) for name, array in graph.initializers.items()},
+    )
+
+
+def _collect(
+    graph: Graph,
+    around: Mapping[str, np.ndarray],
+    wanted: dict[int, set[str | None]],
+    arrays: dict[int, np.ndarray],
+) -> None:
+    """Add what each reader asks for, None for one that takes the weight as it is."""
+    known = {**around, **graph.initializers}
+    for name in (*graph.overridable, *(value.name for value in graph.outputs)):
+        _ask(known, [name], [None], wanted, arrays)
+    for node in graph.nodes:
+        _ask(known, node.inputs, [_recipe(node, place, known) for place in range(len(node.inputs))], wanted, arrays)
+        for body in node.subgraphs():
+            _collect(body, known, wanted, arrays)
+
+
+def _ask(
+    known: Mapping[str, np.ndarray],
+    names: Iterable[str],
+    recipes: Iterable[str | None],
+    wanted: dict[int, set[str | None]],
+    arrays: dict[int, np.ndarray],
+) -> None:
+    for name, recipe in zip(names, recipes, strict=True):
+        array = known.get(name)
+        if array is not None:
+            wanted.setdefault(id(array), set()).add(recipe)
+            arrays[id(array)] = array
+
+
+def _recipe(node: Node, place: int, known: Mapping[str, np.ndarray]) -> str | None:
+    recipe = _WEIGHTS.get(node.op_type, {}).get(place) if node.domain == "" else None
+    array = known.get(node.inputs[place])
+    if recipe is None or array is None:
+        return None
+    if node.op_type == "Gemm":
+        return recipe if node.attributes.get("transB") and array.ndim == 2 else None
+    if node.op_type == "Conv":
+        # What `channels_last` surely takes whole: those of one element or in groups depend on what is around them.
+        dense = node.attributes.get("group", 1) == 1 and array.ndim in (3, 4) and math.prod(array.shape[2:]) > 1
+        return recipe if dense else None
+    return recipe if array.ndim == 3 else None
