@@ -185,7 +185,8 @@ def prepare(
     graph = share_weights(prepare_graph(model, options))
     if placement is None:
         placement = Placement((jax.local_devices()[0] if device is None else device,))
-    if options.optimize and placement.device.platform == "cpu" and (laid := lay_out(graph)):
+    programs = options.optimize and options.compiler != "eager" and placement.device.platform == "cpu"
+    if programs and (laid := lay_out(graph)):
         model, graph = replace(model, graph=with_arrays(model.graph, laid)), with_arrays(graph, laid)
     return _made(model, options, graph, placement)
 
