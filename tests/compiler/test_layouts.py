@@ -120,3 +120,23 @@ def test_a_weight_that_a_call_may_replace_stays():
     session = Session(made, overrides=("w",))
     other = random(160, 130, seed=9)
     assert_same(session({**inputs, "w": other}), {"y": inputs["x"] @ other.T}, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [(3,), (3, 3), (1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("geometry", [{}, {"strides": 2}, {"dilations": 2}], ids=str)
+def test_numpy_goes_through_kernels_as_they_lie(kernel, geometry, monkeypatch):
+    rank = len(kernel)
+    w = random(96, 64, *kernel, seed=1)
+    nodes = [node("Conv", ["x", "w"], ["y"], **{name: [number] * rank for name, number in geometry.items()})]
+    shape = ",".join(map(str, (9, 8)[:rank]))
+    made = proto(nodes, [f"x:float[n,64,{shape}]"], ["y:float[...]"], {"w": w})
+    inputs = {"x": random(2, 64, *(9, 8)[:rank], seed=2)}
+    factors = []
+    product = np.matmul
+    monkeypatch.setattr(np, "matmul", lambda a, b: (factors.append(a), product(a, b))[1])
+    session = Session(made, cold="interpret")
+    assert_same(session(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=1e-4)
+    held = session.prepared.graph.initializers["w"]
+    assert not held.flags.c_contiguous
+    assert factors
+    assert all(np.shares_memory(each, held) for each in factors)

@@ -101,14 +101,18 @@ def _host_convolve(x: np.ndarray, weights: np.ndarray, w: Windows, group: int) -
         for number, (_, part) in enumerate(taps(padded, w)):
             y += part[:, :, None] * split[:, :, number].reshape(group, -1, *(1,) * len(w.kernel))
         return y.reshape(batch, filters, *w.outputs)
-    flat = weights.reshape(group, filters // group, per_group * places)
+    # The product goes through the weights as they lie (`compiler/layouts.py`): else each call would copy them.
+    kernel_first = group == 1 and places > 1 and weights.strides[1] < weights.strides[-1]
+    lying = np.moveaxis(weights, 1, -1) if kernel_first else weights
+    flat = lying.reshape(group, filters // group, per_group * places)
     if places == 1:
         _, part = next(taps(padded, w))
         y = np.matmul(flat, part.reshape(batch, group, per_group, -1))
         return y.reshape(batch, filters, *w.outputs)
     y = np.empty((batch, filters, *w.outputs), x.dtype)
     rank = len(w.kernel)
-    order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    within = range(2 + rank, 2 + 2 * rank)
+    order = (0, *((*within, 1) if kernel_first else (1, *within)), *range(2, 2 + rank))
     all_windows = view(padded, w).transpose(order)
     rows = w.outputs[0]
     cost = batch * channels * places * math.prod(w.outputs[1:])
