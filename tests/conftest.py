@@ -122,7 +122,12 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(autouse=True)
 def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test in which the event loop is blocked: blockbuster on asyncio, the step watch on trio."""
+    """Fails a test in which the event loop is blocked: blockbuster on asyncio, the step watch on trio.
+
+    By the watch's words, which `--only-rerun` in pyproject.toml looks for, the test runs once more and fails if a step is long
+    again: what blocks a loop does so each time, but on a virtual machine a thread is also charged for what its host does
+    meanwhile, such as fetching a page of memory or a core that was lent out.
+    """
     with ExitStack() as stack:
         if "anyio_backend" in request.fixturenames and BlockBuster is not None:
             name, _ = request.getfixturevalue("anyio_backend")
@@ -132,22 +137,11 @@ def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
                 stack.callback(watch.deactivate)
         STEPS.reset()
         yield
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Any:
-    """Fails a test with a long step on trio, by the words that `--only-rerun` in pyproject.toml looks for.
-
-    Such a test runs once more, and fails if a step is long again: what blocks a loop does so each time, but on a virtual machine
-    a thread is also charged for what its host does meanwhile, such as fetching a page of memory or a core that was lent out.
-    """
-    result = yield
     if STEPS.longest > STEP_LIMIT:
         pytest.fail(
             f"a step of the trio task {STEPS.where!r} used {STEPS.longest * 1e3:.1f} ms of CPU time on the loop, "
             f"the limit is {STEP_LIMIT * 1e3:g} ms"
         )
-    return result
 
 
 class Compiles:

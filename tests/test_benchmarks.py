@@ -55,7 +55,12 @@ def test_check_fails_where_a_bound_is_missed(value: float, monkeypatch, tmp_path
     assert command.main(["overhead", "--check", "--json", str(file)]) == (value > 2)
     assert command.main(["overhead"]) == 0
     assert ("MISSED" in capsys.readouterr().out) == (value > 2)
-    assert json.loads(file.read_text("utf-8"))["benchmarks"][0]["figures"] == [figure]
+    written = json.loads(file.read_text("utf-8"))
+    assert written["benchmarks"][0]["figures"] == [figure]
+    assert written["command"] == "python -m tests.benchmarks overhead --check"  # as it can be pasted
+    with pytest.raises(SystemExit):
+        command.main(["compare", str(file), str(tmp_path / "none.json")])
+    assert "none.json is no file" in capsys.readouterr().err
 
 
 def test_a_benchmark_that_fails_is_told(monkeypatch) -> None:

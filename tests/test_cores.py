@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import jax
@@ -197,9 +198,10 @@ async def test_a_client_that_runs_is_not_changed() -> None:
 def test_a_number_of_threads_that_makes_no_sense() -> None:
     with pytest.raises(ValueError, match="threads=0 must be at least 1"):
         tm.Runtime(threads=0)
-    for threads in ("2", 1.5, True):
-        with pytest.raises(TypeError, match=f"threads={threads!r} is no whole number"):
-            tm.Runtime(threads=threads)  # type: ignore[arg-type]
+    wrong: Any  # on purpose
+    for wrong in ("2", 1.5, True):
+        with pytest.raises(TypeError, match=f"threads={wrong!r} is no whole number"):
+            tm.Runtime(threads=wrong)
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

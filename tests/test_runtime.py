@@ -11,6 +11,7 @@ import textwrap
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -457,12 +458,13 @@ async def test_misuse_is_named() -> None:
             await runtime.load(affine(), prepare="fast")
         with pytest.raises(ValueError, match="max_concurrency"):
             await runtime.compile(affine(), max_concurrency=0)
-        for count in ("2", 1.5, True):
-            with pytest.raises(TypeError, match=f"max_concurrency={count!r} is no whole number"):
-                await runtime.compile(affine(), max_concurrency=count)  # type: ignore[arg-type]
-        for tried in ("yes", None, 2):
-            with pytest.raises(ValueError, match=f"autotune={tried!r} is not one of False, True"):
-                await runtime.compile(affine(), autotune=tried)  # type: ignore[arg-type]
+        wrong: Any  # on purpose
+        for wrong in ("2", 1.5, True):
+            with pytest.raises(TypeError, match=f"max_concurrency={wrong!r} is no whole number"):
+                await runtime.compile(affine(), max_concurrency=wrong)
+        for wrong in ("yes", None, 2):
+            with pytest.raises(ValueError, match=f"autotune={wrong!r} is not one of False, True"):
+                await runtime.compile(affine(), autotune=wrong)
         with pytest.raises(ValueError, match="cache_size"):
             await runtime.compile(affine(), cache_size=0)
         with pytest.raises(ValueError, match="compile_after"):

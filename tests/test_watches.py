@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,11 @@ from tests.conftest import STEP_LIMIT, STEPS
 
 
 @pytest.fixture
-def longest() -> Callable[[], float]:
-    """Takes the longest step so far: what these tests burn on purpose is forgotten then."""
-
-    def take() -> float:
-        found = STEPS.longest
-        STEPS.reset()
-        return found
-
+def longest() -> Iterator[Callable[[], float]]:
+    """The longest step so far; what these tests burn on purpose is forgotten at their end."""
     STEPS.reset()
-    return take
+    yield lambda: STEPS.longest
+    STEPS.reset()
 
 
 def burn(seconds: float) -> None:
@@ -97,6 +92,16 @@ async def test_each_time():
     burn(1.5 * STEP_LIMIT)
     await anyio.lowlevel.checkpoint()
 
+@pytest.fixture
+async def burns():
+    yield
+    RUNS.append("after")
+    burn(1.5 * STEP_LIMIT)
+
+@trio_only
+async def test_fixture(burns):
+    pass
+
 def test_anything_else():
     RUNS.append("else")
     assert RUNS.count("else") == 2
@@ -116,7 +121,10 @@ def test_a_step_that_was_long_by_chance_fails_no_test_and_nothing_else_runs_twic
         [sys.executable, "-m", "pytest", "-q", *options, str(file)],
         cwd=pytestconfig.rootpath, capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
-    assert "2 failed, 2 passed, 2 rerun" in done.stdout, done.stdout + done.stderr
-    failed = [line.rpartition("::")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    assert [line.split(" ")[0] for line in failed] == ["test_each_time[trio]", "test_anything_else"]
+    told = done.stdout.splitlines()
+    words = [line.split() for line in told if line.startswith(("ERROR ", "FAILED ")) and "::" in line]
+    ended = {(word, test.rpartition("::")[2]) for word, test, *_ in words}
+    long = {("ERROR", "test_each_time[trio]"), ("ERROR", "test_fixture[trio]")}
+    assert ended == long | {("FAILED", "test_anything_else")}, done.stdout + done.stderr
+    assert "3 rerun" in told[-1]
     assert "ms of CPU time on the loop, the limit is 20 ms" in done.stdout

@@ -432,7 +432,7 @@ class Runtime:
         group, threads = self._check()
         check_together(
             {"max_concurrency": max_concurrency, "compile_after": compile_after, "replicas": replicas},
-            {"outputs": outputs, "static_inputs": static_inputs, "donate": donate},
+            {"outputs": () if outputs is None else outputs, "static_inputs": static_inputs, "donate": donate},
             cold=cold,
             sharding=sharding,
         )

@@ -54,12 +54,13 @@ async def test_a_value_of_the_file_is_replaced_only_where_compile_was_told() -> 
 async def test_one_text_is_no_list_of_names() -> None:
     made = proto([node("Relu", ["x"], ["y"])], ["x:float[n]"], ["y:float[n]"])
     async with tm.Runtime() as runtime:
-        for option in ({"outputs": "y"}, {"static_inputs": "x"}):
+        wrong: Any  # on purpose
+        for wrong in ({"outputs": "y"}, {"static_inputs": "x"}):
             with pytest.raises(InputError, match="is one text; give a list of names"):
-                await runtime.compile(made, **option)  # type: ignore[arg-type]
-        for option in ({"donate": None}, {"static_inputs": None}, {"outputs": [1]}, {"donate": 3}):
+                await runtime.compile(made, **wrong)
+        for wrong in ({"donate": None}, {"static_inputs": None}, {"outputs": [1]}, {"donate": 3}):
             with pytest.raises(InputError, match="is no list of names; leave it out, or give one"):
-                await runtime.compile(made, **option)  # type: ignore[arg-type]
+                await runtime.compile(made, **wrong)
 
 
 @pytest.mark.compiles_itself

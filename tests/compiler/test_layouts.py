@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.compiler.support import Session, assert_same, by_onnxruntime, node, proto
-from transmuter_async.compiler.layouts import LEAST
+from transmuter_async.compiler.common import LEAST
 
 
 def random(*shape, seed=0, dtype=np.float32):

@@ -24,12 +24,12 @@ import anyio
 import numpy as np
 
 from transmuter_async.cli.chart import chart
-from transmuter_async.cli.inputs import add_input_arguments, gather, replacing
+from transmuter_async.cli.inputs import add_input_arguments, gather, replacing, shapes
 from transmuter_async.cli.output import Output, seconds
 from transmuter_async.cli.progress import downloads
 from transmuter_async.compiler import Batching, TunedRow
 from transmuter_async.errors import InputError
-from transmuter_async.graph import Model, TensorType
+from transmuter_async.graph import Model
 from transmuter_async.runtime import Runtime
 
 Inputs = dict[str, np.ndarray]
@@ -106,16 +106,16 @@ def batch_dimension(model: Model, asked: str | None) -> str | None:
     Raises:
         InputError: No input has the one asked for.
     """
-    shapes = [value.type.shape for value in model.inputs if isinstance(value.type, TensorType) and value.type.shape]
-    names = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
+    declared = shapes(model)
+    names = {dim for shape in declared for dim in shape if isinstance(dim, str)}
     if asked is not None:
         if asked not in names:
             raise InputError(
                 f"--batch-dim {asked}: no input has it; the inputs name {sorted(names) or 'no dimensions'}"
             )
         return asked
-    leading = [shape[0] for shape in shapes if isinstance(shape[0], str)]
-    return max(leading, key=lambda name: sum(name in shape for shape in shapes)) if leading else None
+    leading = [shape[0] for shape in declared if isinstance(shape[0], str)]
+    return max(leading, key=lambda name: sum(name in shape for shape in declared)) if leading else None
 
 
 def made(model: Model, options: argparse.Namespace, sizes: Mapping[str, int], seed: int = 0) -> Inputs:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import anyio
 
-from transmuter_async.cli.inputs import add_input_arguments, dims, gather, replacing, specs
+from transmuter_async.cli.inputs import add_input_arguments, dims, gather, replacing, shapes, specs
 from transmuter_async.cli.output import Output
 from transmuter_async.cli.progress import downloads
 from transmuter_async.compiler import Spec
-from transmuter_async.graph import Model, TensorType
+from transmuter_async.graph import Model
 from transmuter_async.runtime import Runtime
 
 
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def advice(model: Model, sizes: dict[str, int]) -> str:
     """What to add to the command line so that there is something to explain."""
-    shapes = [value.type.shape or () for value in model.inputs if isinstance(value.type, TensorType)]
-    named = sorted({dim for shape in shapes for dim in shape if isinstance(dim, str) and dim not in sizes})
+    named = sorted({dim for shape in shapes(model) for dim in shape if isinstance(dim, str) and dim not in sizes})
     options = "".join(f" --dim {name}=SIZE" for name in named)
     return f"To see segments and breaks, let it run once: --fill random{options} (or --input NAME=VALUE)."
 

@@ -54,6 +54,11 @@ def declared(value: Value) -> str:
     return f"{'any dtype' if kind.dtype is None else kind.dtype.name} {shape}"
 
 
+def shapes(model: Model) -> list[tuple[Any, ...]]:
+    """The declared shapes of the inputs, without scalars and undeclared ones."""
+    return [value.type.shape for value in model.inputs if isinstance(value.type, TensorType) and value.type.shape]
+
+
 def dims(model: Model, pairs: Sequence[str]) -> dict[str, int]:
     """`--dim` options as sizes by name.
 
@@ -61,8 +66,7 @@ def dims(model: Model, pairs: Sequence[str]) -> dict[str, int]:
         InputError: One can't be understood, or no input has a dimension of that name.
     """
     sizes: dict[str, int] = {}
-    shapes = [value.type.shape for value in model.inputs if isinstance(value.type, TensorType) and value.type.shape]
-    names = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
+    names = {dim for shape in shapes(model) for dim in shape if isinstance(dim, str)}
     for pair in pairs:
         name, separator, text = pair.rpartition("=")
         if not separator or not text.isdecimal():

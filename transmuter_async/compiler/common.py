@@ -18,7 +18,7 @@ import numpy as np
 
 from transmuter_async.graph import Graph
 
-__all__ = ["device_copy", "one_of_equal", "share_weights"]
+__all__ = ["LEAST", "device_copy", "one_of_equal", "share_weights"]
 
 LEAST = 64 << 10
 """Bytes from which on an array is worth a look."""

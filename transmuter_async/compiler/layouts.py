@@ -9,20 +9,17 @@ every other reader.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
-from transmuter_async.compiler.common import one_of_equal
+from transmuter_async.compiler.common import LEAST, one_of_equal
 from transmuter_async.graph import Graph, Node, aligned_empty, freeze
 from transmuter_async.operators import RECIPES
 
 __all__ = ["lay_out", "with_arrays"]
-
-LEAST = 1 << 16
-"""Bytes of a weight from which on it is worth it: smaller ones are copied in no time, and there may be thousands."""
 
 _WEIGHTS: Mapping[str, Mapping[int, str]] = MappingProxyType(
     {
@@ -54,7 +51,9 @@ def lay_out(graph: Graph) -> dict[int, np.ndarray]:
     """
     wanted: dict[int, set[str | None]] = {}
     arrays: dict[int, np.ndarray] = {}
-    _collect(graph, {}, wanted, arrays)
+    for array, recipe in _asked(graph, {}):
+        wanted.setdefault(id(array), set()).add(recipe)
+        arrays[id(array)] = array
     found = {}
     for number, recipes in wanted.items():
         recipe, array = next(iter(recipes)), arrays[number]
@@ -82,45 +81,26 @@ def with_arrays(graph: Graph, others: Mapping[int, np.ndarray]) -> Graph:
     )
 
 
-def _collect(
-    graph: Graph,
-    around: Mapping[str, np.ndarray],
-    wanted: dict[int, set[str | None]],
-    arrays: dict[int, np.ndarray],
-) -> None:
-    """Add what each reader asks for, None for one that takes the weight as it is."""
+def _asked(graph: Graph, around: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, str | None]]:
+    """Each weight with what a reader asks for, bodies included: None where it takes the weight as it is."""
     known = {**around, **graph.initializers}
-    for name in (*graph.overridable, *(value.name for value in graph.outputs)):
-        _ask(known, [name], [None], wanted, arrays)
+    plain = (*graph.overridable, *(value.name for value in graph.outputs))
+    yield from ((known[name], None) for name in plain if name in known)
     for node in graph.nodes:
-        _ask(known, node.inputs, [_recipe(node, place, known) for place in range(len(node.inputs))], wanted, arrays)
+        for place, name in enumerate(node.inputs):
+            if name in known:
+                yield known[name], _recipe(node, place, known[name])
         for body in node.subgraphs():
-            _collect(body, known, wanted, arrays)
+            yield from _asked(body, known)
 
 
-def _ask(
-    known: Mapping[str, np.ndarray],
-    names: Iterable[str],
-    recipes: Iterable[str | None],
-    wanted: dict[int, set[str | None]],
-    arrays: dict[int, np.ndarray],
-) -> None:
-    for name, recipe in zip(names, recipes, strict=True):
-        array = known.get(name)
-        if array is not None:
-            wanted.setdefault(id(array), set()).add(recipe)
-            arrays[id(array)] = array
-
-
-def _recipe(node: Node, place: int, known: Mapping[str, np.ndarray]) -> str | None:
+def _recipe(node: Node, place: int, array: np.ndarray) -> str | None:
     recipe = _WEIGHTS.get(node.op_type, {}).get(place) if node.domain == "" else None
-    array = known.get(node.inputs[place])
-    if recipe is None or array is None:
-        return None
     if node.op_type == "Gemm":
-        return recipe if node.attributes.get("transB") and array.ndim == 2 else None
-    if node.op_type == "Conv":
+        fits = bool(node.attributes.get("transB")) and array.ndim == 2
+    elif node.op_type == "Conv":
         # What `channels_last` surely takes whole: those of one element or in groups depend on what is around them.
-        dense = node.attributes.get("group", 1) == 1 and array.ndim in (3, 4) and math.prod(array.shape[2:]) > 1
-        return recipe if dense else None
-    return recipe if array.ndim == 3 else None
+        fits = node.attributes.get("group", 1) == 1 and array.ndim in (3, 4) and math.prod(array.shape[2:]) > 1
+    else:
+        fits = array.ndim == 3
+    return recipe if fits else None

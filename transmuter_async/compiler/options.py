@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -169,9 +169,7 @@ def check_count(option: str, count: object) -> None:
         raise ValueError(f"{option}={count} must be at least 1")
 
 
-def check_together(
-    counts: Mapping[str, int], names: Mapping[str, Sequence[str] | None], *, cold: str, sharding: str | None
-) -> None:
+def check_together(counts: Mapping[str, int], names: Mapping[str, object], *, cold: str, sharding: str | None) -> None:
     """Refuse what can be refused before a model is read.
 
     Args:
@@ -191,8 +189,6 @@ def check_together(
     for option, given in names.items():
         if isinstance(given, str):
             raise InputError(f"{option}={given!r} is one text; give a list of names, [{given!r}]")
-        if given is None and option == "outputs":  # all of them
-            continue
         if not isinstance(given, Collection) or not all(isinstance(name, str) for name in given):
             raise InputError(f"{option}={given!r} is no list of names; leave it out, or give one")
     if counts["compile_after"] > 1 and cold == "compile":
