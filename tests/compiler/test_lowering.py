@@ -244,6 +244,29 @@ TAILS = {
     "pad, reflected": [node("Pad", ["c", "around"], ["t"], mode="reflect")],
     "flatten": [node("Flatten", ["c"], ["t"])],
     "reshape": [node("Reshape", ["c", "flat"], ["t"])],
+    "reshape to a row": [node("Reshape", ["c", "row"], ["r"]), node("Mul", ["r", "channel 1"], ["t"])],
+    "reshape to rows that are moved": [node("Reshape", ["c", "row"], ["r"]), node("Transpose", ["r"], ["t"], perm=[0, 2, 1])],
+    "reshape to more axes": [
+        node("Reshape", ["c", "quarters"], ["r"]),
+        node("MaxPool", ["r"], ["m"], kernel_shape=[1, 2, 2], strides=[1, 1, 2]),
+        node("ReduceMean", ["m", "last"], ["t"], keepdims=0),
+    ],
+    "squeeze": [
+        node("GlobalMaxPool", ["c"], ["m"]),
+        node("Squeeze", ["m", "last"], ["s"]),
+        node("Add", ["s", "channel 1"], ["t"]),
+    ],
+    "squeeze of all": [node("GlobalMaxPool", ["c"], ["m"]), node("Squeeze", ["m", "space"], ["s"]), node("Gemm", ["s", "square"], ["t"])],
+    "two ranks": [  # (2, 6, 6, 8) and (1, 6, 1), whose 6 is of rows
+        node("MaxPool", ["c"], ["p"], kernel_shape=[2, 1]),
+        node("ReduceMax", ["c", "first axis"], ["n"]),
+        node("GlobalMaxPool", ["n"], ["m"]),
+        node("Squeeze", ["m", "last"], ["s"]),
+        node("Mul", ["p", "s"], ["q"]),
+        node("Where", ["sure", "s", "q"], ["t"]),
+    ],
+    "unsqueeze": [node("Unsqueeze", ["c", "third and last"], ["u"]), node("Mul", ["u", "channel 4"], ["t"])],
+    "unsqueeze before channels": [node("Unsqueeze", ["c", "channels"], ["u"]), node("Mul", ["c", "u"], ["t"])],
     "shuffle": [
         node("Reshape", ["c", "split"], ["p"]),
         node("Transpose", ["p"], ["q"], perm=[0, 2, 1, 3, 4]),
@@ -273,6 +296,8 @@ TAILS = {
 }  # fmt: skip
 CONSTANTS = {
     "channel": random(6, 1, 1, seed=11),
+    "channel 1": random(6, 1, seed=21),
+    "channel 4": random(6, 1, 1, 1, 1, seed=22),
     "one": np.array([1.5], np.float32),
     "low": np.array(-0.1, np.float32),
     "map": random(2, 6, 7, 8, seed=12),
@@ -292,6 +317,11 @@ CONSTANTS = {
     "sizes": np.array([2, 6, 9, 5]),
     "around": np.array([0, 0, 1, 2, 0, 0, 2, 1]),
     "flat": np.array([0, -1]),
+    "first axis": np.array([0]),
+    "sure": np.arange(8) < 5,
+    "row": np.array([0, 0, -1]),
+    "quarters": np.array([2, 6, 7, -1, 4]),
+    "third and last": np.array([2, -1]),
     "split": np.array([0, 2, 3, 7, 8]),
     "joined": np.array([2, -1, 7, 8]),
     "up": random(6, 3, 3, 3, seed=17),
@@ -310,6 +340,40 @@ def test_what_lies_between_convolutions(tail):
         proto([], [], [], {name: value for name, value in CONSTANTS.items() if name in used}).graph.initializer
     )
     assert "channels last" in check(made, inputs, some=True)
+
+
+@pytest.mark.parametrize(
+    ("opset", "x", "axes", "stays"),
+    [
+        (18, (2, 3, 4, 1), [3], True),
+        (18, (2, 3, 4, 1), [-1], True),
+        (11, (2, 3, 4, 1), [3], True),
+        (18, (2, 3, 1, 5), [2], True),
+        (18, (1, 3, 4, 1), [0, 3], False),  # the batch goes, so there is nothing left to keep channels behind
+        (18, (1, 3, 4, 1), None, False),
+    ],
+)
+def test_squeezed_images_keep_the_chain(opset, x, axes, stays):
+    """What exporters make of sequences: an image of one column, which is one no more behind the convolution."""
+    shape = [n for i, n in enumerate(x) if i == 1 or not (n == 1 if axes is None else i - len(x) in axes or i in axes)]
+    old = opset < 13
+    given = [] if old or axes is None else ["axes"]
+    attributes = {"axes": axes} if old else {}
+    nodes = [
+        node("Conv", ["x", "v"], ["a"], pads=[1, 1, 1, 1]),
+        node("Squeeze", ["a", *given], ["b"], **attributes),
+        node("Relu", ["b"], ["c"], name="last"),
+        node("Neg", ["c"], ["y"]),
+    ]
+    weights = {"v": random(3, 3, 3, 3, seed=1)} | ({"axes": np.array(axes)} if given else {})
+    made = proto(nodes, [f"x:float[{dims(x)}]"], ["y:float[...]"], weights, opset=opset)
+    inputs = {"x": random(*x, seed=3)}
+    assert list(by_onnxruntime(made, inputs)["y"].shape) == shape
+    check(made, inputs, some=True)
+    session = Session(made, lowerings=ALL)
+    session(inputs)
+    [segment] = session.cache.segments()
+    assert (("last", "ai.onnx:Relu", "channels last") in segment.lowerings) == stays
 
 
 @pytest.mark.parametrize(("opset", "training"), [(7, None), (10, None), (12, None), (18, None), (18, False)])

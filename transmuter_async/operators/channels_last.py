@@ -164,24 +164,21 @@ def _elementwise(call: _Call) -> tuple[Any, ...] | None:
     """Operands are broadcast as in numpy, so all get the rank of the result before their channels are moved."""
     if "broadcast" in call.definition.attributes or "consumed_inputs" in call.definition.attributes:
         return None  # before version 7
-    rank = next(value.ndim for value in call.values if isinstance(value, ChannelsLast))
-    moved: list[Any] = []
+    rank, *others = {value.ndim for value in call.values if isinstance(value, ChannelsLast)}
+    if others:
+        return None
+    ready: list[Any] = []
     for value in call.values:
-        if value is None or isinstance(value, ChannelsLast):
-            moved.append(None if value is None else value.array)
+        if isinstance(value, ChannelsLast):
+            ready.append(value.array)
+        elif value is None:
+            ready.append(None)
         elif not isinstance(value, (np.ndarray, jax.Array)) or value.ndim > rank or value.dtype == object:
             return None
         elif value.size == 1 and value.ndim < 2:
-            moved.append(value)
+            ready.append(value)
         else:
-            moved.append(value)
-    recipe = f"channels last {rank}"
-    ready = [
-        call.context.prepared(value, recipe)
-        if value is not None and not isinstance(given, ChannelsLast) and not (value.size == 1 and value.ndim < 2)
-        else value
-        for given, value in zip(call.values, moved, strict=True)
-    ]
+            ready.append(call.context.prepared(value, NAME, rank))
     return tuple(ChannelsLast(y) for y in call.invoke(ready))
 
 
@@ -418,9 +415,37 @@ def _transpose(call: _Call) -> tuple[Any, ...] | None:
     return call.invoke([x.array], {"perm": [_where(axis, x.ndim) for axis in order]})
 
 
+def _with_sizes(x: ChannelsLast, sizes: Sequence[int]) -> ChannelsLast:
+    """Other spatial axes for the same elements: their order is that of the graph."""
+    return ChannelsLast(x.array.reshape(x.shape[0], *sizes, x.shape[1]))
+
+
+@_rule("Squeeze", "Unsqueeze")
+def _spatial_ones(call: _Call) -> tuple[Any, ...] | None:
+    """Where a spatial axis stays, and axes of one element come or go among them."""
+    x, given = call.value(0), call.value(1)
+    if not isinstance(x, ChannelsLast) or not _is_known(given):
+        return None
+    axes = call.attributes.get("axes") if given is None else [int(axis) for axis in given.reshape(-1)]
+    adds = call.definition.name == "Unsqueeze"
+    if axes is None:
+        return None
+    rank = x.ndim + len(axes) if adds else x.ndim
+    over = sorted({axis % rank for axis in axes if -rank <= axis < rank})
+    if len(over) != len(axes) or (over and over[0] < 2):
+        return None
+    sizes = list(x.shape[2:])
+    for axis in over if adds else reversed(over):
+        if adds:
+            sizes.insert(axis - 2, 1)
+        elif sizes.pop(axis - 2) != 1:
+            return None
+    return (_with_sizes(x, sizes),) if sizes else None
+
+
 @_rule("Reshape")
 def _reshape(call: _Call) -> tuple[Any, ...] | None:
-    """One that splits the channels in two axes, or joins them again, as a shuffle of channels does."""
+    """One of the spatial axes alone, or one that splits the channels in two axes or joins them again, as a shuffle of channels does."""
     x, wanted = call.value(0), call.value(1)
     if wanted is None:
         wanted = np.asarray(call.attributes.get("shape", ()), np.int64)
@@ -436,9 +461,12 @@ def _reshape(call: _Call) -> tuple[Any, ...] | None:
     total = math.prod(x.shape)
     if dims.count(-1) == 1 and known and total % known == 0:
         dims[dims.index(-1)] = total // known
+        known = total
     batch, sizes = x.shape[0], x.shape[1 + x.width :]
     if x.width == 2 and tuple(dims) == (batch, total // (batch * math.prod(sizes)), *sizes):
         return (ChannelsLast(x.array.reshape(batch, *sizes, -1)),)
+    if x.width == 1 and len(dims) > 2 and tuple(dims[:2]) == x.shape[:2] and min(dims) > 0 and known == total:
+        return (_with_sizes(x, dims[2:]),)
     if x.width == 1 and len(dims) == x.ndim + 1 and (dims[0], *dims[3:]) == (batch, *sizes) and min(dims) > 0:
         if dims[1] * dims[2] == x.shape[1]:
             return (ChannelsLast(x.array.reshape(batch, *sizes, dims[1], dims[2]), 2),)

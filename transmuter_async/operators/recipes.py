@@ -52,13 +52,10 @@ def _block_of_groups(weight: Any, first: int, each: int, together: int) -> Any:
     return (spread * eye).reshape(*kernel, together * per_group, together * each)
 
 
-def _channels_last(rank: int) -> Recipe:
-    def spread(value: Any) -> Any:
-        """A value that broadcasts against one of that rank, with the channels as its last axis."""
-        whole = value.reshape((1,) * (rank - value.ndim) + tuple(value.shape))
-        return xp(value).moveaxis(whole, 1, -1)
-
-    return spread
+def _channels_last(value: Any, rank: int) -> Any:
+    """What broadcasts against a value of that rank, with the channels as its last axis."""
+    whole = value.reshape((1,) * (rank - value.ndim) + tuple(value.shape))
+    return xp(value).moveaxis(whole, 1, -1)
 
 
 def _gates_of_inputs(weight: Any) -> Any:
@@ -109,10 +106,10 @@ def _transposed(weight: Any) -> Any:
 
 
 def _wide(recipe: Recipe) -> Recipe:
-    """The same of weights that are float32 where they were narrower."""
+    """The same of a weight that is float32 where it was narrower."""
 
-    def made(*weights: Any) -> Any:
-        return recipe(*map(widen, weights))
+    def made(weight: Any, *arguments: Any) -> Any:
+        return recipe(widen(weight), *arguments)
 
     return made
 
@@ -131,12 +128,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "less origins": _less_origins,
         "less zero point": _less_zero_point,
         "n bits": columns_of_n_bits,
-        "channels last 3": _channels_last(3),
-        "channels last 4": _channels_last(4),
+        "channels last": _channels_last,
         "wide same": _wide(_same),
         "wide transposed": _wide(_transposed),
-        "wide channels last 3": _wide(_channels_last(3)),
-        "wide channels last 4": _wide(_channels_last(4)),
+        "wide channels last": _wide(_channels_last),
     }
 )
 """What each recipe makes of a weight, host or traced."""
@@ -144,7 +139,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 GROWING = frozenset(
     {
         *("integer filters", "less origins", "less zero point", "n bits"),
-        *("wide same", "wide transposed", "wide channels last 3", "wide channels last 4"),
+        *("wide same", "wide transposed", "wide channels last"),
     }
 )
 """Recipes whose result is several times larger than the weight: only within the budget of constant folding."""
