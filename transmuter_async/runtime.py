@@ -10,7 +10,7 @@ Whatever the runtime starts (tasks, threads, actors, a client of the Hub) ends w
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from transmuter_async.actors import (
     tell_memory,
 )
 from transmuter_async.bridge import Loop, current_loop
-from transmuter_async.compiler import Batching, Options, Spec, check_count, check_devices, check_together, place
+from transmuter_async.compiler import Batching, Options, Spec, check_count, check_devices, check_together, place, settle
 from transmuter_async.errors import ActorStopped, InputError, InvalidModel, MisuseError
 from transmuter_async.graph import Model, Source, external_locations
 from transmuter_async.hub import (
@@ -255,7 +255,7 @@ class Runtime:
         _, threads = self._check()
         if prepare not in ("speed", "memory"):
             raise ValueError(f"prepare={prepare!r} is not one of 'speed', 'memory'")
-        model = await self._answered(self._load(source, revision, variant, token, threads))
+        model = await self._answered(self._load(source, revision, variant, token, threads, optimize))
         return replace(model, optimize=optimize, prepare=prepare)
 
     async def _load(
@@ -265,23 +265,27 @@ class Runtime:
         variant: str | None,
         token: TokenArgument,
         threads: Threads,
+        optimize: bool,
     ) -> Model:
+        def read(how: Callable[[Any], Model], source: Any) -> Model:
+            return settle(how(source)) if optimize else how(source)
+
         reference = await self._reference(source, revision, variant)
         with self.telemetry.span("transmuter.load", {"source": told(source, reference)}) as span:
             if reference is None:
-                model = await threads.run(read_local, source)
+                model = await threads.run(read, read_local, source)
             else:
                 client = await self._client()
                 fetched = await client.fetch_model(reference, external_locations, variant=variant, token=token)
                 span.metadata["source"] = fetched.source
                 try:
-                    model = await threads.run(read_fetched, fetched)
+                    model = await threads.run(read, read_fetched, fetched)
                 except InvalidModel:
                     # A Hub file that can't be read is not believed any more, whatever our records say of it.
                     repaired = await client.repair_model(fetched, token=token)
                     if repaired is None:
                         raise
-                    model = await threads.run(read_fetched, repaired)
+                    model = await threads.run(read, read_fetched, repaired)
             span.metadata["node_count"] = model.node_count
             span.metadata["opset"] = model.opset
         return model
@@ -437,9 +441,7 @@ class Runtime:
             sharding=sharding,
         )
         self._check_name(name)
-        if not isinstance(model, Model):
-            model = await self.load(model)
-        loaded: Model = model
+        loaded: Model = model if isinstance(model, Model) else await self.load(model)
         options = Options(
             outputs=None if outputs is None else tuple(outputs),
             static_inputs=tuple(static_inputs),
@@ -467,7 +469,8 @@ class Runtime:
             raise ActorStopped("the runtime was closed; enter a new one")
         self._check_name(name)  # again: there were waits
         name = self._name(loaded.source) if name is None else name
-        preparation = Preparation(loaded, options, find_break=specs is None and compiler != "eager")
+        finds, sole = specs is None and compiler != "eager", loaded is not model
+        preparation = Preparation(loaded, options, find_break=finds, sole=sole)
         devices = {"devices": tuple(map(str, places))} if len(places) > 1 or sharding is not None else {}
         facts = {"source": loaded.source, "compiler": compiler, "platform": places[0].device.platform, "actor": name}
         with self.telemetry.span("transmuter.compile", {**facts, **devices}) as span:

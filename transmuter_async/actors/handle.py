@@ -53,7 +53,10 @@ class Compiled:
 
     @property
     def model(self) -> Model:
-        """The model as it was loaded."""
+        """The model that was loaded, with the graph that is run: constants computed, the passes done.
+
+        Its weights are those in use: what the file held instead of them is not kept. `Runtime.load` reads that.
+        """
         return self._prepared.model
 
     @property

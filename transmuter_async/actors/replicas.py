@@ -48,12 +48,14 @@ class Preparation:
         model: As loaded.
         options: Of all replicas.
         find_break: Look for breaks over the declared dimensions.
+        sole: Nobody else needs the model; see `prepare`.
     """
 
-    def __init__(self, model: Model, options: Options, *, find_break: bool) -> None:
+    def __init__(self, model: Model, options: Options, *, find_break: bool, sole: bool = False) -> None:
         self._model = model
         self._options = options
         self._find_break = find_break
+        self._sole = sole
         self._lock = threading.Lock()
         self._first: Prepared | None = None
         self._error: BaseException | None = None
@@ -70,7 +72,7 @@ class Preparation:
             if self._first is not None:
                 return replicate(self._first, placement)
             try:
-                prepared = prepare(self._model, self._options, placement=placement)
+                prepared = prepare(self._model, self._options, placement=placement, sole=self._sole)
                 if self._find_break:
                     prepared.find_break()
             except BaseException as error:

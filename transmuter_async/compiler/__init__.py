@@ -39,6 +39,7 @@ from transmuter_async.compiler.facts import (
 )
 from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
+from transmuter_async.compiler.layouts import settle
 from transmuter_async.compiler.options import Options, Spec, check_count, check_together
 from transmuter_async.compiler.placement import Placement, check_devices, place
 from transmuter_async.compiler.prepared import Prepared, prepare, replicate
@@ -108,6 +109,7 @@ __all__ = [
     "prepare",
     "replicate",
     "scout",
+    "settle",
     "start_client",
     "take_inputs",
     "to_jax",

@@ -336,8 +336,7 @@ def _notes(prepared: PreparedGraph, held: Sequence[Segment]) -> tuple[str, ...]:
 
 def _added(prepared: PreparedGraph) -> int:
     """How many of the nodes that are left come from no node of the file."""
-    own = {(node.name, node.op_type) for node in prepared.model.graph.nodes}
-    return sum((node.name, node.op_type) not in own for node in prepared.nodes)
+    return sum((node.name, node.op_type) not in prepared.declared.nodes for node in prepared.nodes)
 
 
 def _row(segment: Segment, *, kept: bool) -> SegmentRow:

@@ -12,14 +12,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 
 from transmuter_async.compiler.common import LEAST, one_of_equal
-from transmuter_async.graph import Graph, Node, aligned_empty, freeze
+from transmuter_async.graph import Graph, Model, Node, freeze, lasting_empty
 from transmuter_async.operators import RECIPES
 
-__all__ = ["lay_out", "with_arrays"]
+__all__ = ["lay_out", "settle", "with_arrays"]
+
+_LINE = 64
+"""Bytes of a line of the processor's caches."""
 
 _WEIGHTS: Mapping[str, Mapping[int, str]] = MappingProxyType(
     {
@@ -49,23 +53,32 @@ def lay_out(graph: Graph) -> dict[int, np.ndarray]:
     Args:
         graph: Ready to be compiled; its arrays are read-only.
     """
-    wanted: dict[int, set[str | None]] = {}
-    arrays: dict[int, np.ndarray] = {}
-    for array, recipe in _asked(graph, {}):
-        wanted.setdefault(id(array), set()).add(recipe)
-        arrays[id(array)] = array
-    found = {}
-    for number, recipes in wanted.items():
-        recipe, array = next(iter(recipes)), arrays[number]
-        if len(recipes) > 1 or recipe is None or array.nbytes < LEAST or array.dtype not in (np.float32, np.float64):
-            continue
-        made = RECIPES[recipe](array)
-        if made.flags.c_contiguous or array.flags.writeable:
-            continue
-        block = aligned_empty(math.prod(made.shape), array.dtype).reshape(made.shape)
-        block[...] = made
-        found[number] = one_of_equal(freeze(_BACK[recipe](freeze(block), array.shape)))
-    return found
+    wanted = _wanted(graph)
+    arrays = {id(array): array for each in _with_bodies(graph) for array in each.initializers.values()}
+    moved = {number: _moved(arrays[number], recipe) for number, recipe in wanted.items()}
+    return {number: one_of_equal(array) for number, array in moved.items() if array is not arrays[number]}
+
+
+def settle(model: Model) -> Model:
+    """The same as `lay_out` for a model that was just read: each weight is let go of as soon as it lies anew.
+
+    So there is one copy of all but one weight at any time, and a `Model` that is kept beside what was compiled of it holds no
+    other one.
+
+    Args:
+        model: Nobody else has it, or any of its arrays, yet: it is changed.
+    """
+    wanted = _wanted(model.graph)
+    moved: dict[int, np.ndarray] = {}
+    for graph in _with_bodies(model.graph):
+        held = cast("dict[str, np.ndarray]", graph.initializers)
+        for name, array in held.items():
+            number = id(array)  # stays that array's own until the last of its names was seen
+            if number in wanted:
+                if number not in moved:
+                    moved[number] = _moved(array, wanted[number])
+                held[name] = moved[number]
+    return model
 
 
 def with_arrays(graph: Graph, others: Mapping[int, np.ndarray]) -> Graph:
@@ -79,6 +92,38 @@ def with_arrays(graph: Graph, others: Mapping[int, np.ndarray]) -> Graph:
         nodes=tuple(nodes),
         initializers={name: others.get(id(array), array) for name, array in graph.initializers.items()},
     )
+
+
+def _wanted(graph: Graph) -> dict[int, str]:
+    """By `id` of a weight: the recipe that everything that reads it asks for."""
+    asked: dict[int, set[str | None]] = {}
+    for array, recipe in _asked(graph, {}):
+        if array.nbytes >= LEAST and array.dtype in (np.float32, np.float64) and not array.flags.writeable:
+            asked.setdefault(id(array), set()).add(recipe)
+    return {
+        number: recipe
+        for number, recipes in asked.items()
+        for recipe in recipes
+        if len(recipes) == 1 and recipe is not None
+    }
+
+
+def _moved(array: np.ndarray, recipe: str) -> np.ndarray:
+    """The weight in memory that lies as the recipe says; the array itself where it does."""
+    made = RECIPES[recipe](array)
+    if made.flags.c_contiguous:
+        return array
+    block = lasting_empty(math.prod(made.shape), array.dtype).reshape(made.shape)
+    line = _LINE // array.itemsize
+    for start in range(0, made.shape[-1], line):  # 3 to 6 times as fast as in one go: each line is written once
+        block[..., start : start + line] = made[..., start : start + line]
+    return freeze(_BACK[recipe](freeze(block), array.shape))
+
+
+def _with_bodies(graph: Graph) -> Iterator[Graph]:
+    yield graph
+    for node in graph.walk():
+        yield from node.subgraphs()
 
 
 def _asked(graph: Graph, around: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, str | None]]:

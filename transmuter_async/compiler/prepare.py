@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -31,9 +31,9 @@ from transmuter_async.graph import (
     Node,
     TensorType,
     Value,
-    aligned_empty,
     deduplicate,
     freeze,
+    lasting_empty,
     prune,
     remove_identity,
 )
@@ -50,11 +50,31 @@ Origin = tuple[tuple[int | None, ...], str, tuple[float, ...]]
 """Numbers of weights, the recipe that something was made of them by, and what else it takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a model says that its graph no longer does once it is ready to be compiled.
+
+    Attributes:
+        nodes: Name and operator of each node.
+        replaceable: Names of the initializers that a call could replace.
+    """
+
+    nodes: frozenset[tuple[str, str]]
+    replaceable: frozenset[str]
+
+    @classmethod
+    def by(cls, graph: Graph) -> Declared:
+        """Of a graph as loaded."""
+        return cls(frozenset((node.name, node.op_type) for node in graph.nodes), graph.overridable)
+
+
 class PreparedGraph:
     """A graph ready to be compiled in segments.
 
     Attributes:
-        model: The model as loaded.
+        model: The model that was loaded, with the graph that is run in place of the one it was read as, whose weights are
+            then not kept beside those that are needed.
+        declared: What that other graph said.
         options: What was asked for.
         graph: After passes and folding.
         nodes: Its nodes; a segment is a run of these, named by the index of its first.
@@ -86,6 +106,8 @@ class PreparedGraph:
         first: PreparedGraph | None = None,
     ) -> None:
         placement = place if isinstance(place, Placement) else Placement((place,))
+        self.declared: Declared = Declared.by(model.graph) if first is None else first.declared
+        model = replace(model, graph=graph)
         self.padding: Plan | None = None
         if first is not None:
             self.padding = first.padding
@@ -224,7 +246,7 @@ class PreparedGraph:
             if self._grown + made.nbytes - size > budget:
                 return None
             self._grown += made.nbytes - size
-        found = aligned_empty(made.size, made.dtype).reshape(made.shape)
+        found = lasting_empty(made.size, made.dtype).reshape(made.shape)
         found[...] = made
         found = one_of_equal(freeze(found))
         self._origins[id(found)] = key
@@ -310,11 +332,12 @@ class PreparedGraph:
             self._grown = 0
 
 
-def prepare_graph(model: Model, options: Options) -> Graph:
+def prepare_graph(model: Model, options: Options, held: Sequence[Mapping[str, np.ndarray]] = ()) -> Graph:
     """Apply passes and folding to a model's graph.
 
     Args:
         model: As loaded.
+        held: What holds the model's weights and nobody needs; see `merge_scales`.
         options: Decide which outputs remain, what is optimized, and the budget of folding.
 
     Returns:
@@ -351,7 +374,7 @@ def prepare_graph(model: Model, options: Options) -> Graph:
         graph = deduplicate(graph)
         # An alarm names the node whose result it is; and the model holds the weights as loaded.
         if options.scales and options.fold_bytes and options.nonfinite == "ignore":
-            graph = merge_scales(graph)
+            graph = merge_scales(graph, held)
         if options.dense and options.nonfinite == "ignore":  # spare rows may be NaN where a mask selects nothing
             graph = densify(graph)
         graph = prune(graph)  # an input that nothing reads stays an input: callers give it

@@ -43,7 +43,7 @@ class Prepared(PreparedGraph):
         if taken is not None:
             return taken
         return take_inputs(
-            self.graph.inputs, inputs, copy=copy, outputs=self.outputs, replaceable=self.model.graph.overridable
+            self.graph.inputs, inputs, copy=copy, outputs=self.outputs, replaceable=self.declared.replaceable
         )
 
     def admitted(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,17 +177,26 @@ def _made(
 
 
 def prepare(
-    model: Model, options: Options, *, device: jax.Device | None = None, placement: Placement | None = None
+    model: Model,
+    options: Options,
+    *,
+    device: jax.Device | None = None,
+    placement: Placement | None = None,
+    sole: bool = False,
 ) -> Prepared:
-    """Make a model ready: see `prepare_graph` for what is done and raised. Without a device or placement: jax's first one."""
+    """Make a model ready: see `prepare_graph` for what is done and raised. Without a device or placement: jax's first one.
+
+    With `sole` nobody else needs the model: its graph loses the weights that others take the place of, each at once.
+    """
     start_client()
-    model = replace(model, graph=share_weights(model.graph))
-    graph = share_weights(prepare_graph(model, options))
+    shared = replace(model, graph=share_weights(model.graph))
+    held = (model.graph.initializers, shared.graph.initializers) if sole else ()
+    graph = share_weights(prepare_graph(shared, options, held))
     if placement is None:
         placement = Placement((jax.local_devices()[0] if device is None else device,))
     programs = options.optimize and options.compiler != "eager" and placement.device.platform == "cpu"
     if programs and (laid := lay_out(graph)):
-        model, graph = replace(model, graph=with_arrays(model.graph, laid)), with_arrays(graph, laid)
+        graph = with_arrays(graph, laid)
     return _made(model, options, graph, placement)
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
-from transmuter_async.graph import Graph, Node, aligned_empty, freeze
+from transmuter_async.graph import Graph, Node, freeze, lasting_empty
 
 __all__ = ["merge_scales", "merged"]
 
@@ -34,20 +35,27 @@ def merged(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def merge_scales(graph: Graph) -> Graph:
+def merge_scales(graph: Graph, held: Sequence[Mapping[str, np.ndarray]] = ()) -> Graph:
     """The graph, bodies included, without what only scales and shifts the channels of a convolution.
 
     Conv and ConvTranspose, followed by BatchNormalization in inference, or by Add, Sub, Mul and Div with constants that are
     the same for all elements of a channel. Replaceable initializers and weights with another reader stay as they are; the
     new weights take the old ones' place.
 
+    Args:
+        graph: With known initializers where they matter.
+        held: What holds its initializers and nobody needs. The old weights are taken out of it one by one, so that there is
+            never more than one of them beside the new ones.
+
     Source: ai.onnx BatchNormalization 1, 6, 7, 9, 14, 15; Add, Sub, Mul, Div 7 and above.
     """
     names = {name for node in graph.walk() for name in (*node.inputs, *node.outputs)} | graph.initializers.keys()
-    return _merged(graph, {}, names)
+    return _merged(graph, {}, names, (graph.initializers, *held) if held else ())
 
 
-def _merged(graph: Graph, around: Mapping[str, np.ndarray], taken: set[str]) -> Graph:
+def _merged(
+    graph: Graph, around: Mapping[str, np.ndarray], taken: set[str], held: Sequence[Mapping[str, np.ndarray]] = ()
+) -> Graph:
     own = {name: array for name, array in graph.initializers.items() if name not in graph.overridable}
     known = {**around, **own}
     nodes: list[Node] = []
@@ -87,7 +95,9 @@ def _merged(graph: Graph, around: Mapping[str, np.ndarray], taken: set[str]) -> 
                 inputs[place] = _unused(inputs[place] or node.outputs[0], taken)
                 initializers[inputs[place]] = array
         if made[0] is not None:
-            del initializers[node.inputs[1]]
+            for holder in (initializers, known, own, *held):
+                if holder.get(node.inputs[1]) is weights:
+                    del cast("dict[str, np.ndarray]", holder)[node.inputs[1]]
         gone.update(steps)
         nodes[index] = replace(node, inputs=tuple(inputs if inputs[2] else inputs[:2]), outputs=(name,))
     if not gone:
@@ -205,7 +215,7 @@ class _Convolution:
         dtype = self.weights.dtype
         with np.errstate(all="ignore"):
             moved = self.offset if self.bias is None else self.bias.astype(np.float64) * self.factor + self.offset
-            bias = aligned_empty(moved.size, dtype)
+            bias = lasting_empty(moved.size, dtype)
             bias[...] = moved
             scaled = None if (self.factor == 1).all() else self._scaled()
             if not np.isfinite(bias).all() or (scaled is not None and not np.isfinite(scaled).all()):
@@ -220,7 +230,7 @@ class _Convolution:
             rows = np.arange(weights.shape[0]) // (weights.shape[0] // self.group)
             factor = factor.reshape(self.group, -1)[rows]
         factor = factor.reshape(weights.shape[0], -1, *(1,) * rank)
-        block = aligned_empty(weights.size, weights.dtype)
+        block = lasting_empty(weights.size, weights.dtype)
         if rank <= 2:
             scaled = np.moveaxis(block.reshape(*kernel, weights.shape[1], weights.shape[0]), (-1, -2), (0, 1))
         else:

@@ -25,7 +25,7 @@ from .model import (
 from .passes import PASSES, constants_to_initializers, deduplicate, is_random, prune, remove_identity, simplify
 from .reader import Observe, element_types, external_locations, read_model, reference_outputs, write_model
 from .report import DynamicDimension, OperatorUse, Report, describe_type
-from .storage import aligned_empty, freeze
+from .storage import aligned_empty, freeze, lasting_empty
 
 __all__ = [  # noqa: RUF022 - plain order, as in every layer
     "Budget",
@@ -57,6 +57,7 @@ __all__ = [  # noqa: RUF022 - plain order, as in every layer
     "external_locations",
     "freeze",
     "is_random",
+    "lasting_empty",
     "onnx_name",
     "parse_dtype",
     "prune",

@@ -16,7 +16,7 @@ from .budget import Budget
 from .dtypes import STRING, dtype_of, onnx_name
 from .external import ExternalFiles, parse_entries
 from .model import SparseTensor
-from .storage import BufferStorage, Storage, aligned_empty, freeze
+from .storage import BufferStorage, Storage, freeze, lasting_empty
 from .wire import MARKER_BYTES, Stripped
 
 __all__ = ["TensorReader", "element_bits", "name_text"]
@@ -203,7 +203,7 @@ class TensorReader:
             raise self._bad(
                 name, f"of type {onnx_name(dtype)} and shape {list(shape)} takes {expected} bytes, but {length} are there"
             )
-        out = aligned_empty(count, dtype)
+        out = lasting_empty(count, dtype)
         bits = _PACKED_BITS.get(number)
         if bits is not None:
             self._unpack(storage, start, length, out, bits)
@@ -279,7 +279,7 @@ class TensorReader:
             )
         if dtype == STRING:
             return self._strings(name, values)
-        out = aligned_empty(count, dtype)
+        out = lasting_empty(count, dtype)
         if number in (14, 15):  # real and imaginary parts take turns
             out[:] = np.array(values, np.float32 if number == 14 else np.float64).view(dtype)
         elif number in (1, 11):
@@ -359,7 +359,7 @@ class TensorReader:
     def dense(self, proto: Any) -> tuple[str, np.ndarray]:
         """Name and whole array of a sparse initializer."""
         name, sparse = self.sparse(proto)
-        out = aligned_empty(math.prod(sparse.shape), sparse.values.dtype)
+        out = lasting_empty(math.prod(sparse.shape), sparse.values.dtype)
         out.view(np.uint8)[:] = 0
         if sparse.indices.ndim == 1:
             out[sparse.indices] = sparse.values
