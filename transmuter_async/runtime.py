@@ -245,7 +245,8 @@ class Runtime:
             optimize: Off, the plain graph runs: no folding, no passes.
 
         Returns:
-            The frozen graph with its weights, in the file's dtypes and in this process's memory; nothing on a device.
+            The frozen graph with its weights, in the file's dtypes and in this process's memory; nothing on a device. Those of
+            `Gemm`, of recurrent layers and of convolutions may be views of memory that lies as programs read it.
 
         Raises:
             InvalidModel: These are no bytes of a usable model.

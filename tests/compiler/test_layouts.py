@@ -8,8 +8,11 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.compiler.support import Session, assert_same, by_onnxruntime, node, proto
+from tests.compiler.support import Session, assert_same, by_onnxruntime, graph, node, proto
+from transmuter_async.compiler import Options, layouts, prepare, scales, settle
 from transmuter_async.compiler.common import LEAST
+from transmuter_async.graph import lasting_empty, read_model
+from transmuter_async.operators import known
 
 
 def random(*shape, seed=0, dtype=np.float32):
@@ -140,3 +143,114 @@ def test_numpy_goes_through_kernels_as_they_lie(kernel, geometry, monkeypatch):
     assert not held.flags.c_contiguous
     assert factors
     assert all(np.shares_memory(each, held) for each in factors)
+
+
+# --- as they are read -----------------------------------------------------------------------------------------------------
+
+
+def read(made):
+    return read_model(made, known=known)
+
+
+def layers(count, seed, normalized=False):
+    """Convolutions one after the other, with weights that no other model has, and what scales their channels behind them."""
+    nodes, weights, value = [], {}, "x"
+    for number in range(count):
+        weights[f"w{number}"] = random(48, 48, 3, 3, seed=seed + number)
+        nodes.append(node("Conv", [value, f"w{number}"], [f"c{number}"], pads=[1, 1, 1, 1]))
+        value = f"c{number}"
+        if normalized:
+            weights[f"factor{number}"] = np.abs(random(48, 1, 1, seed=100 + number)) + 0.5
+            nodes.append(node("Mul", [value, f"factor{number}"], [f"m{number}"]))
+            value = f"m{number}"
+    nodes.append(node("Relu", [value], ["y"]))
+    return proto(nodes, ["x:float[n,48,5,6]"], ["y:float[...]"], weights), {"x": random(2, 48, 5, 6, seed=3)}
+
+
+def living(model, monkeypatch, module):
+    """How many of the large arrays that the model has now are there, each time that memory for another one is taken."""
+    there = [weakref.ref(array) for array in model.graph.initializers.values() if array.nbytes >= LEAST]
+    found = []
+
+    def counted(count, dtype):
+        if count * dtype.itemsize >= LEAST:
+            found.append(sum(each() is not None for each in there))
+        return lasting_empty(count, dtype)
+
+    monkeypatch.setattr(module, "lasting_empty", counted)
+    return found
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_that_was_just_read_is_laid_out(kind, monkeypatch):
+    made, inputs = MODELS[kind]()
+    model, plain = settle(read(made)), read(made)
+    for name, array in plain.graph.initializers.items():
+        moved = model.graph.initializers[name]
+        np.testing.assert_array_equal(moved, array)
+        assert moved.strides != array.strides
+        assert not moved.flags.writeable
+    found = living(model, monkeypatch, layouts)
+    session = Session(model)
+    assert not found, "it lies as programs read it already"
+    assert_same(session(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=1e-4)
+    assert_same(Session(model, optimize=False)(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_each_weight_goes_as_soon_as_it_lies_anew(monkeypatch):
+    made, _ = layers(4, seed=1000)
+    model = read(made)
+    found = living(model, monkeypatch, layouts)
+    settle(model)
+    assert found == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("sole", "there"), [(True, [4, 3, 2, 1]), (False, [4, 4, 4, 4])])
+def test_each_weight_goes_as_soon_as_another_holds_its_factors(sole, there, monkeypatch):
+    made, inputs = layers(4, seed=2000 + 100 * sole, normalized=True)
+    model = settle(read(made))
+    found = living(model, monkeypatch, scales)
+    prepared = prepare(model, Options(), sole=sole)
+    assert found == there
+    session = Session(made)
+    want = session(inputs)
+    session.prepared = prepared
+    assert_same(session(inputs), want, rtol=0, atol=0)
+    held = {id(array) for array in prepared.graph.initializers.values()}
+    assert {id(array) for array in prepared.model.graph.initializers.values()} == held
+
+
+def test_a_weight_of_two_names_stays_one():
+    w = random(160, 160, seed=1)
+    nodes = [node("Gemm", ["x", "a"], ["h"], transB=1), node("Gemm", ["h", "b"], ["y"], transB=1)]
+    made = proto(nodes, ["x:float[n,160]"], ["y:float[...]"], {"a": w, "b": w})
+    model = read(made)
+    held = model.graph.initializers
+    held["b"] = held["a"]
+    settle(model)
+    assert held["a"] is held["b"]
+    assert not held["a"].flags.c_contiguous
+    inputs = {"x": random(3, 160, seed=2)}
+    assert_same(Session(model)(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_bodies_are_laid_out():
+    branches = {
+        f"{name}_branch": graph([node("Gemm", ["x", name], ["z"], transB=1)], [], ["z:float[n,160]"], {name: random(160, 130, seed=seed)})
+        for seed, name in enumerate(("then", "else"))
+    }
+    made = proto([node("If", ["c"], ["y"], **branches)], ["c:bool[]", "x:float[n,130]"], ["y:float[n,160]"])
+    model = settle(read(made))
+    [chosen] = model.graph.nodes
+    assert not any(array.flags.c_contiguous for body in chosen.subgraphs() for array in body.initializers.values())
+    for c in (True, False):
+        inputs = {"c": np.array(c), "x": random(3, 130, seed=2)}
+        assert_same(Session(model)(inputs), by_onnxruntime(made, inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("made", [gemm(np.float16), read_twice(), conv(kernel=1, channels=160)], ids=["narrow", "twice", "one element"])
+def test_what_is_not_surely_read_so_stays_as_it_was_read(made):
+    model = read(made[0])
+    before = dict(model.graph.initializers)
+    settle(model)
+    assert all(model.graph.initializers[name] is array for name, array in before.items())

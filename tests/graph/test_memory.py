@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.graph.build import model
-from transmuter_async.graph import wire
+from transmuter_async.graph import lasting_empty, parse_dtype, wire
 
 MEASURE = """
 import sys, threading, time
@@ -65,3 +65,34 @@ def test_the_peak_is_little_more_than_the_weights(kind: str, tmp_path: Path) -> 
     # generous: two busy cores. Parsing this file in one go holds the GIL for about 200 ms.
     assert late < 0.02
     assert latest < 0.1
+
+
+@pytest.mark.parametrize("kind", ["float", "bfloat16", "int4", "bool"])
+@pytest.mark.parametrize("count", [0, 1, 1000, 3_000_001])
+def test_memory_for_weights_is_aligned_and_can_be_written(kind: str, count: int) -> None:
+    array = lasting_empty(count, parse_dtype(kind))
+    assert array.shape == (count,)
+    assert array.dtype == parse_dtype(kind)
+    assert not count or array.ctypes.data % 64 == 0
+    array[...] = np.ones(1, array.dtype)
+    assert (array == np.ones(1, array.dtype)).all()
+
+
+def test_memory_that_is_not_there_is_an_error_that_reading_knows() -> None:
+    with pytest.raises(MemoryError):
+        lasting_empty(1 << 60, np.dtype(np.uint8))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what is held is read from /proc")
+def test_memory_for_weights_goes_back_in_any_order() -> None:
+    def held() -> int:
+        text = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon")) * 1024
+
+    before = held()
+    arrays = [lasting_empty(1 << 24, np.dtype(np.uint8)) for _ in range(12)]
+    for array in arrays:
+        array[...] = 1
+    assert held() - before > 190e6
+    del arrays[::2]
+    assert held() - before < 110e6
