@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = ["BufferStorage", "FileStorage", "Storage", "aligned_empty", "freeze",
 
 _ALIGNMENT = 64
 _OWN_PAGES = 1 << 20  # bytes from which on what is held long has pages of its own
+_LARGE_PAGES = 1 << 22  # and from which on these are large ones where the system has them on request, as numpy asks for its own
 _STEP = 1 << 24  # bytes per system call: a cancelled thread then ends soon, and the limit of 2 GiB per call is never met
 
 
@@ -46,6 +48,9 @@ def lasting_empty(count: int, dtype: np.dtype) -> np.ndarray:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no {nbytes} bytes of memory are free") from error
+    if nbytes >= _LARGE_PAGES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8, nbytes).view(dtype)
 
 
