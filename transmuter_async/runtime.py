@@ -37,7 +37,16 @@ from transmuter_async.actors import (
     tell_memory,
 )
 from transmuter_async.bridge import Loop, current_loop
-from transmuter_async.compiler import Batching, Options, Spec, check_count, check_devices, check_together, place, settle
+from transmuter_async.compiler import (
+    Batching,
+    Options,
+    Spec,
+    check_count,
+    check_devices,
+    check_together,
+    lay_out_in_place,
+    place,
+)
 from transmuter_async.errors import ActorStopped, InputError, InvalidModel, MisuseError
 from transmuter_async.graph import Model, Source, external_locations
 from transmuter_async.hub import (
@@ -256,7 +265,7 @@ class Runtime:
         _, threads = self._check()
         if prepare not in ("speed", "memory"):
             raise ValueError(f"prepare={prepare!r} is not one of 'speed', 'memory'")
-        model = await self._answered(self._load(source, revision, variant, token, threads, optimize))
+        model = await self._answered(self._load(source, revision, variant, token, threads, lays_out=optimize))
         return replace(model, optimize=optimize, prepare=prepare)
 
     async def _load(
@@ -266,10 +275,14 @@ class Runtime:
         variant: str | None,
         token: TokenArgument,
         threads: Threads,
-        optimize: bool,
+        *,
+        lays_out: bool,
     ) -> Model:
         def read(how: Callable[[Any], Model], source: Any) -> Model:
-            return settle(how(source)) if optimize else how(source)
+            model = how(source)
+            if lays_out:  # now, since whoever has the model keeps its weights
+                lay_out_in_place(model.graph)
+            return model
 
         reference = await self._reference(source, revision, variant)
         with self.telemetry.span("transmuter.load", {"source": told(source, reference)}) as span:
@@ -442,7 +455,9 @@ class Runtime:
             sharding=sharding,
         )
         self._check_name(name)
-        loaded: Model = model if isinstance(model, Model) else await self.load(model)
+        loaded, sole = model, False
+        if not isinstance(loaded, Model):
+            loaded, sole = await self._answered(self._load(model, None, None, None, threads, lays_out=False)), True
         options = Options(
             outputs=None if outputs is None else tuple(outputs),
             static_inputs=tuple(static_inputs),
@@ -470,7 +485,7 @@ class Runtime:
             raise ActorStopped("the runtime was closed; enter a new one")
         self._check_name(name)  # again: there were waits
         name = self._name(loaded.source) if name is None else name
-        finds, sole = specs is None and compiler != "eager", loaded is not model
+        finds = specs is None and compiler != "eager"
         preparation = Preparation(loaded, options, find_break=finds, sole=sole)
         devices = {"devices": tuple(map(str, places))} if len(places) > 1 or sharding is not None else {}
         facts = {"source": loaded.source, "compiler": compiler, "platform": places[0].device.platform, "actor": name}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.compiler.support import Session, assert_same, by_onnxruntime, graph, node, proto
-from transmuter_async.compiler import Options, layouts, prepare, scales, settle
+from transmuter_async.compiler import Options, lay_out_in_place, layouts, prepare, scales
 from transmuter_async.compiler.common import LEAST
 from transmuter_async.graph import lasting_empty, read_model
 from transmuter_async.operators import known
@@ -152,6 +152,12 @@ def read(made):
     return read_model(made, known=known)
 
 
+def laid_out(made):
+    model = read(made)
+    lay_out_in_place(model.graph)
+    return model
+
+
 def layers(count, seed, normalized=False):
     """Convolutions one after the other, with weights that no other model has, and what scales their channels behind them."""
     nodes, weights, value = [], {}, "x"
@@ -184,7 +190,7 @@ def living(model, monkeypatch, module):
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_that_was_just_read_is_laid_out(kind, monkeypatch):
     made, inputs = MODELS[kind]()
-    model, plain = settle(read(made)), read(made)
+    model, plain = laid_out(made), read(made)
     for name, array in plain.graph.initializers.items():
         moved = model.graph.initializers[name]
         np.testing.assert_array_equal(moved, array)
@@ -201,17 +207,31 @@ def test_each_weight_goes_as_soon_as_it_lies_anew(monkeypatch):
     made, _ = layers(4, seed=1000)
     model = read(made)
     found = living(model, monkeypatch, layouts)
-    settle(model)
+    lay_out_in_place(model.graph)
     assert found == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize": False}, {"compiler": "eager"}], ids=str)
+def test_each_weight_of_a_model_that_nobody_else_needs_goes(options, monkeypatch):
+    made, inputs = layers(4, seed=3000)
+    model = read(made)
+    found = living(model, monkeypatch, layouts)
+    prepared = prepare(model, Options(**options), sole=True)
+    assert found == ([] if options else [4, 3, 2, 1])
+    session = Session(made, **options)
+    want = session(inputs)
+    session.prepared = prepared
+    assert_same(session(inputs), want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("sole", "there"), [(True, [4, 3, 2, 1]), (False, [4, 4, 4, 4])])
 def test_each_weight_goes_as_soon_as_another_holds_its_factors(sole, there, monkeypatch):
     made, inputs = layers(4, seed=2000 + 100 * sole, normalized=True)
-    model = settle(read(made))
-    found = living(model, monkeypatch, scales)
+    model = read(made)
+    found, moved = living(model, monkeypatch, scales), living(model, monkeypatch, layouts)
     prepared = prepare(model, Options(), sole=sole)
     assert found == there
+    assert not moved, "the new ones lie as programs read them"
     session = Session(made)
     want = session(inputs)
     session.prepared = prepared
@@ -227,7 +247,7 @@ def test_a_weight_of_two_names_stays_one():
     model = read(made)
     held = model.graph.initializers
     held["b"] = held["a"]
-    settle(model)
+    lay_out_in_place(model.graph)
     assert held["a"] is held["b"]
     assert not held["a"].flags.c_contiguous
     inputs = {"x": random(3, 160, seed=2)}
@@ -240,7 +260,7 @@ def test_weights_of_bodies_are_laid_out():
         for seed, name in enumerate(("then", "else"))
     }
     made = proto([node("If", ["c"], ["y"], **branches)], ["c:bool[]", "x:float[n,130]"], ["y:float[n,160]"])
-    model = settle(read(made))
+    model = laid_out(made)
     [chosen] = model.graph.nodes
     assert not any(array.flags.c_contiguous for body in chosen.subgraphs() for array in body.initializers.values())
     for c in (True, False):
@@ -252,5 +272,5 @@ def test_weights_of_bodies_are_laid_out():
 def test_what_is_not_surely_read_so_stays_as_it_was_read(made):
     model = read(made[0])
     before = dict(model.graph.initializers)
-    settle(model)
+    lay_out_in_place(model.graph)
     assert all(model.graph.initializers[name] is array for name, array in before.items())

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -272,6 +273,11 @@ TAILS = {
         node("Transpose", ["p"], ["q"], perm=[0, 2, 1, 3, 4]),
         node("Reshape", ["q", "joined"], ["t"]),
     ],
+    "shuffle of single channels": [
+        node("Reshape", ["c", "singles"], ["p"]),
+        node("Transpose", ["p"], ["q"], perm=[0, 2, 1, 3, 4]),
+        node("Reshape", ["q", "joined"], ["t"]),
+    ],
     "half a shuffle": [node("Reshape", ["c", "split"], ["p"]), node("Transpose", ["p"], ["t"], perm=[0, 1, 3, 2, 4])],
     "clip": [node("Clip", ["c", "low"], ["t"])],
     "slope": [node("PRelu", ["c", "channel"], ["t"])],
@@ -323,6 +329,7 @@ CONSTANTS = {
     "quarters": np.array([2, 6, 7, -1, 4]),
     "third and last": np.array([2, -1]),
     "split": np.array([0, 2, 3, 7, 8]),
+    "singles": np.array([0, 6, 1, 7, 8]),
     "joined": np.array([2, -1, 7, 8]),
     "up": random(6, 3, 3, 3, seed=17),
     "double": random(6, 7, 2, 2, seed=18),
@@ -351,21 +358,25 @@ def test_what_lies_between_convolutions(tail):
         (18, (2, 3, 1, 5), [2], True),
         (18, (1, 3, 4, 1), [0, 3], False),  # the batch goes, so there is nothing left to keep channels behind
         (18, (1, 3, 4, 1), None, False),
+        (18, (2, 3, 4, 1), [], False),  # no axes are all axes
+        (11, (2, 3, 4, 1), [], False),
+        (21, (2, 3, 1, 1), [], False),
     ],
 )
 def test_squeezed_images_keep_the_chain(opset, x, axes, stays):
     """What exporters make of sequences: an image of one column, which is one no more behind the convolution."""
-    shape = [n for i, n in enumerate(x) if i == 1 or not (n == 1 if axes is None else i - len(x) in axes or i in axes)]
+    shape = [n for i, n in enumerate(x) if i == 1 or not (n == 1 if not axes else i - len(x) in axes or i in axes)]
     old = opset < 13
     given = [] if old or axes is None else ["axes"]
-    attributes = {"axes": axes} if old else {}
     nodes = [
         node("Conv", ["x", "v"], ["a"], pads=[1, 1, 1, 1]),
-        node("Squeeze", ["a", *given], ["b"], **attributes),
+        node("Squeeze", ["a", *given], ["b"]),
         node("Relu", ["b"], ["c"], name="last"),
         node("Neg", ["c"], ["y"]),
     ]
-    weights = {"v": random(3, 3, 3, 3, seed=1)} | ({"axes": np.array(axes)} if given else {})
+    if old:
+        nodes[1].attribute.append(onnx.helper.make_attribute("axes", axes, attr_type=onnx.AttributeProto.INTS))
+    weights = {"v": random(3, 3, 3, 3, seed=1)} | ({"axes": np.array(axes, np.int64)} if given else {})
     made = proto(nodes, [f"x:float[{dims(x)}]"], ["y:float[...]"], weights, opset=opset)
     inputs = {"x": random(*x, seed=3)}
     assert list(by_onnxruntime(made, inputs)["y"].shape) == shape

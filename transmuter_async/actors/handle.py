@@ -53,7 +53,7 @@ class Compiled:
 
     @property
     def model(self) -> Model:
-        """The model that was loaded, with the graph that is run: constants computed, the passes done.
+        """The model that was loaded, with the graph that programs are made of: constants computed, the passes done.
 
         Its weights are those in use: what the file held instead of them is not kept. `Runtime.load` reads that.
         """

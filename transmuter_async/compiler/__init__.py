@@ -39,7 +39,7 @@ from transmuter_async.compiler.facts import (
 )
 from transmuter_async.compiler.inputs import COPY_BYTES, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
-from transmuter_async.compiler.layouts import settle
+from transmuter_async.compiler.layouts import lay_out_in_place
 from transmuter_async.compiler.options import Options, Spec, check_count, check_together
 from transmuter_async.compiler.placement import Placement, check_devices, place
 from transmuter_async.compiler.prepared import Prepared, prepare, replicate
@@ -102,6 +102,7 @@ __all__ = [
     "describe_type",
     "explain",
     "heard",
+    "lay_out_in_place",
     "padding_value",
     "pinned",
     "place",
@@ -109,7 +110,6 @@ __all__ = [
     "prepare",
     "replicate",
     "scout",
-    "settle",
     "start_client",
     "take_inputs",
     "to_jax",

@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from transmuter_async.graph import Graph
 
-__all__ = ["LEAST", "device_copy", "one_of_equal", "share_weights"]
+__all__ = ["LEAST", "device_copy", "let_go", "one_of_equal", "share_weights"]
 
 LEAST = 64 << 10
 """Bytes from which on an array is worth a look."""
@@ -86,6 +87,13 @@ def one_of_equal(array: np.ndarray) -> np.ndarray:
         return array
     other = _memory(found)
     return found if other is not None and _equal(other, data) else array
+
+
+def let_go(name: str, array: np.ndarray, holders: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Take an initializer out of what holds it under that name. Only for graphs that nobody else has: they are changed."""
+    for holder in holders:
+        if holder.get(name) is array:
+            del cast("dict[str, np.ndarray]", holder)[name]
 
 
 def _memory(array: np.ndarray) -> np.ndarray | None:

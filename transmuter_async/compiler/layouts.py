@@ -9,18 +9,18 @@ every other reader.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import cast
 
 import numpy as np
 
-from transmuter_async.compiler.common import LEAST, one_of_equal
-from transmuter_async.graph import Graph, Model, Node, freeze, lasting_empty
+from transmuter_async.compiler.common import LEAST, let_go, one_of_equal
+from transmuter_async.graph import Graph, Node, freeze, lasting_empty
 from transmuter_async.operators import RECIPES
 
-__all__ = ["lay_out", "settle", "with_arrays"]
+__all__ = ["lay_out", "lay_out_in_place", "with_arrays"]
 
 _LINE = 64
 """Bytes of a line of the processor's caches."""
@@ -59,26 +59,28 @@ def lay_out(graph: Graph) -> dict[int, np.ndarray]:
     return {number: one_of_equal(array) for number, array in moved.items() if array is not arrays[number]}
 
 
-def settle(model: Model) -> Model:
-    """The same as `lay_out` for a model that was just read: each weight is let go of as soon as it lies anew.
+def lay_out_in_place(graph: Graph, held: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
+    """The same for a graph that nobody else has yet: it is changed, and each weight is let go of as soon as it lies anew.
 
-    So there is one copy of all but one weight at any time, and a `Model` that is kept beside what was compiled of it holds no
-    other one.
+    So there is one copy of all but one weight at any time.
 
     Args:
-        model: Nobody else has it, or any of its arrays, yet: it is changed.
+        graph: As for `lay_out`; nobody has any of its arrays.
+        held: What else holds its initializers and nobody needs.
     """
-    wanted = _wanted(model.graph)
+    wanted = _wanted(graph)
     moved: dict[int, np.ndarray] = {}
-    for graph in _with_bodies(model.graph):
-        held = cast("dict[str, np.ndarray]", graph.initializers)
-        for name, array in held.items():
-            number = id(array)  # stays that array's own until the last of its names was seen
-            if number in wanted:
-                if number not in moved:
-                    moved[number] = _moved(array, wanted[number])
-                held[name] = moved[number]
-    return model
+    # Each once: an array that was moved may have the `id` of one that went.
+    for own in {id(each.initializers): each.initializers for each in _with_bodies(graph)}.values():
+        for name, array in own.items():
+            number = id(array)  # stays that array's until the last of its names was seen
+            if number not in wanted:
+                continue
+            if number not in moved:
+                moved[number] = one_of_equal(_moved(array, wanted[number]))
+            if moved[number] is not array:
+                cast("dict[str, np.ndarray]", own)[name] = moved[number]
+                let_go(name, array, held)
 
 
 def with_arrays(graph: Graph, others: Mapping[int, np.ndarray]) -> Graph:

@@ -72,8 +72,8 @@ class PreparedGraph:
     """A graph ready to be compiled in segments.
 
     Attributes:
-        model: The model that was loaded, with the graph that is run in place of the one it was read as, whose weights are
-            then not kept beside those that are needed.
+        model: The model that was loaded, with the graph that was made of its own, so that weights which are not needed any more
+            are not kept. Buckets do not pad it.
         declared: What that other graph said.
         options: What was asked for.
         graph: After passes and folding.
@@ -107,7 +107,7 @@ class PreparedGraph:
     ) -> None:
         placement = place if isinstance(place, Placement) else Placement((place,))
         self.declared: Declared = Declared.by(model.graph) if first is None else first.declared
-        model = replace(model, graph=graph)
+        model = replace(model, graph=replace(graph, initializers=dict(graph.initializers)))
         self.padding: Plan | None = None
         if first is not None:
             self.padding = first.padding

@@ -14,7 +14,7 @@ from transmuter_async.compiler.cores import start_client
 from transmuter_async.compiler.execute import Execution
 from transmuter_async.compiler.inputs import PlainInputs, describe_type, take_inputs
 from transmuter_async.compiler.job import CompileJob
-from transmuter_async.compiler.layouts import lay_out, with_arrays
+from transmuter_async.compiler.layouts import lay_out, lay_out_in_place, with_arrays
 from transmuter_async.compiler.options import Options, Spec
 from transmuter_async.compiler.placement import Placement, arrived, own_copies
 from transmuter_async.compiler.prepare import PreparedGraph, prepare_graph
@@ -186,7 +186,8 @@ def prepare(
 ) -> Prepared:
     """Make a model ready: see `prepare_graph` for what is done and raised. Without a device or placement: jax's first one.
 
-    With `sole` nobody else needs the model: its graph loses the weights that others take the place of, each at once.
+    With `sole` nobody else needs the model, which is changed: a weight goes at once when factors of channels are put into it or it
+    is laid out.
     """
     start_client()
     shared = replace(model, graph=share_weights(model.graph))
@@ -195,7 +196,9 @@ def prepare(
     if placement is None:
         placement = Placement((jax.local_devices()[0] if device is None else device,))
     programs = options.optimize and options.compiler != "eager" and placement.device.platform == "cpu"
-    if programs and (laid := lay_out(graph)):
+    if programs and sole:
+        lay_out_in_place(graph, held)
+    elif programs and (laid := lay_out(graph)):
         graph = with_arrays(graph, laid)
     return _made(model, options, graph, placement)
 

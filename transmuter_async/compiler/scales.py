@@ -13,10 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
+from transmuter_async.compiler.common import let_go
 from transmuter_async.graph import Graph, Node, freeze, lasting_empty
 
 __all__ = ["merge_scales", "merged"]
@@ -50,7 +50,7 @@ def merge_scales(graph: Graph, held: Sequence[Mapping[str, np.ndarray]] = ()) ->
     Source: ai.onnx BatchNormalization 1, 6, 7, 9, 14, 15; Add, Sub, Mul, Div 7 and above.
     """
     names = {name for node in graph.walk() for name in (*node.inputs, *node.outputs)} | graph.initializers.keys()
-    return _merged(graph, {}, names, (graph.initializers, *held) if held else ())
+    return _merged(graph, {}, names, (graph.initializers, *held) if held else held)
 
 
 def _merged(
@@ -95,9 +95,7 @@ def _merged(
                 inputs[place] = _unused(inputs[place] or node.outputs[0], taken)
                 initializers[inputs[place]] = array
         if made[0] is not None:
-            for holder in (initializers, known, own, *held):
-                if holder.get(node.inputs[1]) is weights:
-                    del cast("dict[str, np.ndarray]", holder)[node.inputs[1]]
+            let_go(node.inputs[1], weights, (initializers, known, own, *held))
         gone.update(steps)
         nodes[index] = replace(node, inputs=tuple(inputs if inputs[2] else inputs[:2]), outputs=(name,))
     if not gone:

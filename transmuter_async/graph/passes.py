@@ -85,7 +85,7 @@ def _pruned(graph: Graph, outputs: tuple[Value, ...], *, keep_inputs: bool) -> G
         inputs=inputs,
         outputs=outputs,
         initializers=initializers,
-        overridable=graph.overridable & initializers.keys(),
+        overridable=graph.overridable.intersection(initializers),
         types={name: declared for name, declared in graph.types.items() if name in alive},
     )
 

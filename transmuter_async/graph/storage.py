@@ -46,7 +46,7 @@ def lasting_empty(count: int, dtype: np.dtype) -> np.ndarray:
         return aligned_empty(count, dtype)
     try:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(f"no {nbytes} bytes of memory are free") from error
     if nbytes >= _LARGE_PAGES and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them

@@ -428,8 +428,8 @@ def _spatial_ones(call: _Call) -> tuple[Any, ...] | None:
         return None
     axes = call.attributes.get("axes") if given is None else [int(axis) for axis in given.reshape(-1)]
     adds = call.definition.name == "Unsqueeze"
-    if axes is None:
-        return None
+    if axes is None or not (adds or axes):
+        return None  # all axes of one element
     rank = x.ndim + len(axes) if adds else x.ndim
     over = sorted({axis % rank for axis in axes if -rank <= axis < rank})
     if len(over) != len(axes) or (over and over[0] < 2):
@@ -445,7 +445,7 @@ def _spatial_ones(call: _Call) -> tuple[Any, ...] | None:
 
 @_rule("Reshape")
 def _reshape(call: _Call) -> tuple[Any, ...] | None:
-    """One of the spatial axes alone, or one that splits the channels in two axes or joins them again, as a shuffle of channels does."""
+    """One that splits the channels in two axes or joins them again, as a shuffle of channels does, or of the spatial axes alone."""
     x, wanted = call.value(0), call.value(1)
     if wanted is None:
         wanted = np.asarray(call.attributes.get("shape", ()), np.int64)
@@ -465,11 +465,11 @@ def _reshape(call: _Call) -> tuple[Any, ...] | None:
     batch, sizes = x.shape[0], x.shape[1 + x.width :]
     if x.width == 2 and tuple(dims) == (batch, total // (batch * math.prod(sizes)), *sizes):
         return (ChannelsLast(x.array.reshape(batch, *sizes, -1)),)
-    if x.width == 1 and len(dims) > 2 and tuple(dims[:2]) == x.shape[:2] and min(dims) > 0 and known == total:
-        return (_with_sizes(x, dims[2:]),)
     if x.width == 1 and len(dims) == x.ndim + 1 and (dims[0], *dims[3:]) == (batch, *sizes) and min(dims) > 0:
         if dims[1] * dims[2] == x.shape[1]:
             return (ChannelsLast(x.array.reshape(batch, *sizes, dims[1], dims[2]), 2),)
+    if x.width == 1 and len(dims) > 2 and tuple(dims[:2]) == x.shape[:2] and min(dims) > 0 and known == total:
+        return (_with_sizes(x, dims[2:]),)
     return None
 
 
