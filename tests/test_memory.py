@@ -12,7 +12,7 @@ from tests.benchmarks.heartbeat import large
 from tests.benchmarks.sizes import layers, memory
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process's peak since a moment, in /proc")
 @pytest.mark.parametrize(("write", "count"), [(large, 9), (layers, 27)], ids=["MatMul", "Conv, BatchNormalization and Gemm"])
 def test_weights_are_there_once_while_they_are_loaded_and_after(write, count, tmp_path: Path) -> None:
     found = memory(tmp_path, write, count)

@@ -83,7 +83,7 @@ def test_memory_that_is_not_there_is_an_error_that_reading_knows() -> None:
         lasting_empty(1 << 60, np.dtype(np.uint8))
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what is held is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells what a process holds, in /proc")
 def test_memory_for_weights_goes_back_in_any_order() -> None:
     def held() -> int:
         text = Path("/proc/self/status").read_text()

@@ -337,8 +337,8 @@ def prepare_graph(model: Model, options: Options, held: Sequence[Mapping[str, np
 
     Args:
         model: As loaded.
-        held: What holds the model's weights and nobody needs; see `merge_scales`.
         options: Decide which outputs remain, what is optimized, and the budget of folding.
+        held: What holds the model's weights and nobody needs; see `merge_scales`.
 
     Returns:
         A graph of the same outputs whose replaceable initializers are settled.
