@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.benchmarks.build import Draft
 from tests.benchmarks.frame import Figure, benchmark, quick
 from tests.benchmarks.heartbeat import large
 from transmuter_async.compiler import Finished, Options, SegmentCache, pinned, prepare, unobserved
@@ -135,31 +135,19 @@ def layers(path: Path, layers: int, width: int = 1024) -> None:
     """Write a model of layers as PyTorch exports them: x float32 (n, width / 2, 4, 4) through convolutions of 3×3, each with
     BatchNormalization and Relu, then through twice as many of `Gemm`; `layers` of both, rounded down to thirds.
     """
-    rng = np.random.default_rng(0)
-    nodes, weights, value = [], [], "x"
-    channels = width // 2
-
-    def add(operator: str, *inputs: str, **attributes: object) -> str:
-        nodes.append(helper.make_node(operator, inputs, [f"v{len(nodes)}"], **attributes))
-        return str(nodes[-1].output[0])
-
-    def weight(*shape: int, least: float = -1) -> str:
-        drawn = rng.uniform(least, 1, shape) / math.prod(shape[1:]) ** 0.5
-        weights.append(numpy_helper.from_array(drawn.astype(np.float32), f"w{len(weights)}"))
-        return str(weights[-1].name)
-
+    draft, value, channels = Draft(), "x", width // 2
     for _ in range(max(1, layers // 3)):
-        value = add("Conv", value, weight(channels, channels, 3, 3), pads=[1, 1, 1, 1])
-        value = add("BatchNormalization", value, *(weight(channels, least=0.5) for _ in range(4)))
-        value = add("Relu", value)
-    value = add("Flatten", add("GlobalAveragePool", value))
+        value = draft("Conv", value, draft.weight((channels, channels, 3, 3)), pads=[1, 1, 1, 1])
+        factors = draft.rng.uniform(0.5, 1, (4, channels)).astype(np.float32)
+        value = draft("Relu", draft("BatchNormalization", value, *map(draft.weight, factors)))
+    value = draft("Flatten", draft("GlobalAveragePool", value))
     for index in range(max(1, 2 * layers // 3)):
-        value = add("Gemm", value, weight(width, width if index else channels), weight(width), transB=1)
-        value = add("Relu", value)
-    nodes.append(helper.make_node("Identity", [value], ["y"]))
+        weight = draft.weight((width, width if index else channels))
+        value = draft("Relu", draft("Gemm", value, weight, draft.weight((width,)), transB=1))
+    draft.nodes.append(helper.make_node("Identity", [value], ["y"]))
     shapes = {"x": ["n", channels, 4, 4], "y": ["n", width]}
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph(nodes, "layers", info[:1], info[1:], weights)
+    graph = helper.make_graph(draft.nodes, "layers", info[:1], info[1:], draft.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path.write_bytes(model.SerializeToString())
 
